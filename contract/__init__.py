@@ -1,0 +1,1 @@
+"""What producers and workers agree on. Imports nothing else of this project."""

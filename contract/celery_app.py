@@ -1,0 +1,81 @@
+"""The Celery application, the same on both sides.
+
+The record in Redis is the truth and the message a doorbell that carries a job's id, so the
+settings here serve one aim: an error surfaces within seconds, and a message is redelivered
+soon after its worker died.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from contract import keys
+from contract.settings import Settings
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from kombu import Queue
+
+TASK_NAME = "prefillq.run"
+
+
+def make_celery(settings: Settings) -> Celery:
+    """A configured app without tasks; `worker.task` registers the one there is."""
+    from celery import Celery  # imported late: `import producer` must stay fast
+
+    app = Celery("prefillq", broker=settings.redis_url, set_as_current=False)
+    app.conf.update(
+        # msgpack only: no pickle, and JSON would change some values silently.
+        task_serializer="msgpack",
+        result_serializer="msgpack",
+        accept_content=["msgpack"],
+        task_ignore_result=True,
+        # Queues are made by publishing a template; a misspelt one is an error, not a queue.
+        task_create_missing_queues=False,
+        task_default_queue="_unused",
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        worker_prefetch_multiplier=1,
+        worker_enable_remote_control=False,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_connection_timeout=settings.redis_timeout_s,
+        broker_transport_options={
+            "global_keyprefix": keys.BROKER_PREFIX,
+            "visibility_timeout": settings.lease_s,
+            "unacked_restore_interval": 5,
+            "unacked_restore_throttle": 1,
+            "socket_timeout": max(settings.redis_timeout_s, 2.0),
+            "socket_connect_timeout": settings.redis_timeout_s,
+            "socket_keepalive": not settings.redis_url.startswith("unix"),
+            "health_check_interval": 10,
+            "queue_order_strategy": "round_robin",
+        },
+        task_publish_retry=True,
+        task_publish_retry_policy={
+            "max_retries": 1,
+            "interval_start": 0.1,
+            "interval_step": 0.1,
+            "interval_max": 0.2,
+        },
+    )
+    return app
+
+
+def make_queue(tenant: str, template: str) -> Queue:
+    """The queue of one template, as kombu wants it."""
+    from kombu import Exchange, Queue
+
+    name = keys.queue(tenant, template)
+    return Queue(name, Exchange("prefillq", type="direct"), routing_key=name)
+
+
+def ring(app: Celery, tenant: str, template: str, job_id: str) -> None:
+    """Tell the workers of a template that a job is queued.
+
+    Raises kombu's OperationalError when the broker does not answer.
+    """
+    app.send_task(TASK_NAME, args=(job_id,), queue=make_queue(tenant, template), ignore_result=True)

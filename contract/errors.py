@@ -1,0 +1,128 @@
+"""Every error that prefillq raises on purpose: one root, one leaf per remedy.
+
+Each message says what happened, what was given, what was expected and what to do.
+The command line turns `exit_code` into the process's exit status and `code` into the
+`error` field of `--json` output.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PrefillqError(Exception):
+    """Root of all errors of this project.
+
+    `problem` is one sentence. `given` and `expected` name values (never a whole prompt);
+    `remedy` tells the reader what to do next.
+    """
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self, problem: str, *, given: object = None, expected: object = None, remedy: str = ""
+    ) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.given = given
+        self.expected = expected
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        parts = [self.problem.rstrip(".")]
+        if self.given is not None:
+            parts.append(f"given: {self.given}")
+        if self.expected is not None:
+            parts.append(f"expected: {self.expected}")
+        text = "; ".join(parts) + "."
+        return f"{text} {self.remedy}" if self.remedy else text
+
+    def to_dict(self) -> dict[str, object]:
+        """The error as plain data, for `--json`."""
+        return {
+            "error": self.code,
+            "problem": self.problem,
+            "given": None if self.given is None else str(self.given),
+            "expected": None if self.expected is None else str(self.expected),
+            "remedy": self.remedy,
+        }
+
+
+class SettingsError(PrefillqError):
+    """A setting or `PREFILLQ_` variable has a value that cannot be used."""
+
+    code = "bad_setting"
+    exit_code = 2
+
+
+class InvalidInput(PrefillqError):
+    """Variables, options or a batch line that cannot become a job. Nothing was enqueued."""
+
+    code = "invalid_input"
+
+
+class SpecInvalid(PrefillqError):
+    """A template file that does not describe a template."""
+
+    code = "spec_invalid"
+
+
+class TemplateRefused(PrefillqError):
+    """A well-formed template that cannot be compiled to an exact prefix with this model."""
+
+    code = "template_refused"
+    exit_code = 5
+
+
+class ModelError(PrefillqError):
+    """A model that cannot be fetched, found or loaded."""
+
+    code = "model_error"
+
+
+class RedisUnreachable(PrefillqError):
+    """Redis did not answer in time, or refused the connection."""
+
+    code = "redis_unreachable"
+    exit_code = 3
+
+
+class RedisRefused(PrefillqError):
+    """Redis answered, but would not do it: out of memory, read-only, no permission."""
+
+    code = "redis_refused"
+
+
+class NotFound(PrefillqError):
+    """No such template, version, label or job (or it has expired)."""
+
+    code = "not_found"
+    exit_code = 4
+
+
+class TimedOut(PrefillqError):
+    """The wait ended before the job did. The job goes on."""
+
+    code = "timed_out"
+    exit_code = 6
+
+
+class Conflict(PrefillqError):
+    """What was asked contradicts what is already so."""
+
+    code = "conflict"
+    exit_code = 7
+
+
+class JobFailed(PrefillqError):
+    """The job ended without an answer: failed, cancelled or expired."""
+
+    code = "job_failed"
+    exit_code = 8
+
+
+class CodecError(PrefillqError):
+    """Bytes that are not a message of ours, or a value that msgpack cannot carry unchanged."""
+
+    code = "codec_error"

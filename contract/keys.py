@@ -1,0 +1,73 @@
+"""Redis keys. Everything a tenant owns lies under `pq:<tenant>:`, so that one ACL pattern
+covers it; what workers share lies under `pq:*:` names that no tenant can have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+PREFIX = "pq:"
+WORKERS = "pq:_workers"  # sorted set: worker id -> last heartbeat
+TENANTS = "pq:_tenants"  # set of tenant names that have published a template
+BROKER_PREFIX = "pq:_broker:"  # Celery's own keys (kombu's global_keyprefix)
+
+
+def job(job_id: str) -> str:
+    """Hash: the job record. `job_id` starts with its tenant."""
+    tenant, _, rest = job_id.partition(".")
+    return f"pq:{tenant}:job:{rest}"
+
+
+def idempotency(tenant: str, key: str) -> str:
+    """String: the id of the job first submitted under this idempotency key."""
+    return f"pq:{tenant}:idem:{hashlib.sha256(key.encode('utf-8')).hexdigest()}"
+
+
+def queued(tenant: str) -> str:
+    """Sorted set: ids of queued jobs by time of submit."""
+    return f"pq:{tenant}:queued"
+
+
+def running(tenant: str) -> str:
+    """Sorted set: ids of running jobs by the end of their lease."""
+    return f"pq:{tenant}:running"
+
+
+def notices(tenant: str) -> str:
+    """Pub/sub channel: the id of every job that ends."""
+    return f"pq:{tenant}:notices"
+
+
+def templates(tenant: str) -> str:
+    """Set: names of the tenant's templates."""
+    return f"pq:{tenant}:templates"
+
+
+def versions(tenant: str, template: str) -> str:
+    """Hash: version number -> digest."""
+    return f"pq:{tenant}:template:{template}:versions"
+
+
+def numbers(tenant: str, template: str) -> str:
+    """Hash: digest -> version number."""
+    return f"pq:{tenant}:template:{template}:numbers"
+
+
+def version(tenant: str, template: str, digest: str) -> str:
+    """String: one published version, msgpack."""
+    return f"pq:{tenant}:template:{template}:version:{digest}"
+
+
+def labels(tenant: str, template: str) -> str:
+    """Hash: label -> version number."""
+    return f"pq:{tenant}:template:{template}:labels"
+
+
+def worker(worker_id: str) -> str:
+    """String with an expiry: what the worker last reported, msgpack."""
+    return f"pq:_worker:{worker_id}"
+
+
+def queue(tenant: str, template: str) -> str:
+    """The Celery queue of a template."""
+    return f"{tenant}/{template}"

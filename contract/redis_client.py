@@ -1,0 +1,93 @@
+"""Redis connections that give up in bounded time, and errors that say what to do.
+
+Both socket timeouts are set on every connection: a half-open socket otherwise blocks a
+command for ever. One retry covers a connection that the server closed while it was idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError as RedisConnectionError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+    TimeoutError as RedisTimeoutError,
+)
+from redis.retry import Retry
+
+from contract.errors import RedisRefused, RedisUnreachable
+from contract.settings import Settings
+
+Client = redis.Redis
+
+
+def connect(settings: Settings, *, timeout_s: float | None = None) -> Client:
+    """A client for `settings.redis_url`; nothing is sent before the first command."""
+    seconds = settings.redis_timeout_s if timeout_s is None else timeout_s
+    return redis.Redis.from_url(
+        settings.redis_url,
+        socket_timeout=seconds,
+        socket_connect_timeout=seconds,
+        socket_keepalive=None if settings.redis_url.startswith("unix") else True,
+        retry=Retry(NoBackoff(), 1),
+        health_check_interval=30,
+        client_name="prefillq",
+    )
+
+
+def redacted(url: str) -> str:
+    """The URL without its user and password, fit for messages and logs."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return f"unix://{parts.path}"
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+
+
+@contextmanager
+def errors_explained(settings: Settings) -> Iterator[None]:
+    """Turn redis-py's errors inside the block into RedisUnreachable or RedisRefused."""
+    where = redacted(settings.redis_url)
+    try:
+        yield
+    except (AuthenticationError, NoPermissionError) as error:
+        raise RedisRefused(
+            "Redis refused these credentials or this command",
+            given=f"{where}: {error}",
+            remedy="Check the user and password in PREFILLQ_REDIS_URL.",
+        ) from error
+    except BusyLoadingError as error:
+        raise RedisUnreachable(
+            "Redis is still loading its data", given=where, remedy="Try again in a moment."
+        ) from error
+    except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+        raise RedisUnreachable(
+            "Redis cannot be reached",
+            given=f"{where} ({type(error).__name__})",
+            expected=f"an answer within {settings.redis_timeout_s:g} s",
+            remedy="Start Redis or set PREFILLQ_REDIS_URL.",
+        ) from error
+    except ResponseError as error:
+        text = str(error)
+        remedy = (
+            "Raise maxmemory or drop old results; nothing was written."
+            if text.startswith("OOM")
+            else "See the Redis log."
+        )
+        raise RedisRefused("Redis refused a command", given=text[:200], remedy=remedy) from error
+    except RedisError as error:
+        raise RedisRefused("Redis failed", given=str(error)[:200]) from error
+
+
+def text(value: Any) -> str:
+    """A reply as text; replies are bytes because records hold msgpack."""
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,75 @@
+"""Settings that both sides read, each from `PREFILLQ_<NAME>` or a keyword.
+
+Options of one command live with that command; a setting is here when producers and workers
+must agree on it, or when every command takes it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+import platformdirs
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from contract.errors import SettingsError
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Settings(BaseSettings):
+    """Read once per process with `Settings.load()`."""
+
+    model_config = SettingsConfigDict(env_prefix="PREFILLQ_", frozen=True, extra="forbid")
+
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    cache_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("prefillq")))
+
+    # How long a client waits for Redis before it says so (a submit is at most a few calls).
+    redis_timeout_s: Seconds = 2.0
+
+    # A running job is its worker's while the lease lasts; it is renewed every quarter of it.
+    lease_s: Annotated[float, Field(ge=4, le=3600)] = 60.0
+
+    # Records and results are kept this long after the job ended.
+    result_ttl_s: Annotated[float, Field(ge=1)] = 24 * 3600.0
+
+    # A job whose template sets no deadline may wait and run this long.
+    default_deadline_s: Seconds = 24 * 3600.0
+
+    max_variables_bytes: Annotated[int, Field(ge=1, le=64 * MIB)] = 1 * MIB
+    max_result_bytes: Annotated[int, Field(ge=KIB, le=64 * MIB)] = 2 * MIB
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_scheme(cls, value: str) -> str:
+        if not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("expected redis://, rediss:// or unix://")
+        return value
+
+    @property
+    def models_dir(self) -> Path:
+        """Where `prefillq models fetch` puts models."""
+        return self.cache_dir / "models"
+
+    @classmethod
+    def load(cls, **given: object) -> Self:
+        """Settings from the environment, with `given` (those that are not None) on top.
+
+        Raises SettingsError that names the variable.
+        """
+        chosen = {name: value for name, value in given.items() if value is not None}
+        try:
+            return cls(**chosen)  # type: ignore[arg-type]
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            raise SettingsError(
+                f"setting {name} cannot be used",
+                given=repr(first["input"])[:80],
+                expected=first["msg"],
+                remedy=f"Set PREFILLQ_{name.upper()} or the option of that name.",
+            ) from error

@@ -1,0 +1,193 @@
+"""What a template file says: the border where YAML becomes a checked, frozen value."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from contract.codec import check_plain
+from contract.errors import InvalidInput, SpecInvalid
+from contract.ids import check_name
+from templates.placeholders import variables_in
+
+MAX_SPEC_BYTES = 4 * 2**20
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Message(_Strict):
+    """One turn. `content` may hold `{{ name }}`: plain substitution, no logic."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class InputSpec(_Strict):
+    """The JSON Schema (draft 2020-12) that a job's variables must satisfy."""
+
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputSpec(_Strict):
+    """With `choices`, the answer is always exactly one of them."""
+
+    choices: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
+
+
+class GenerationSpec(_Strict):
+    """How tokens are chosen. The default is greedy."""
+
+    max_new_tokens: Annotated[int, Field(ge=1, le=32_768)] = 128
+    min_new_tokens: Annotated[int, Field(ge=0, le=32_768)] = 0
+    temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # 0: no limit
+    repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+class LimitsSpec(_Strict):
+    """`deadline_s` counts from submit; past it no token is generated."""
+
+    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_queue: Annotated[int, Field(ge=1)] | None = None
+
+
+class Sample(_Strict):
+    """Variables to try the template on, with the answer that is expected, if one is."""
+
+    input: dict[str, Any]
+    expected: str | None = None
+
+
+class TemplateSpec(_Strict):
+    """One version of a template, as its author wrote it."""
+
+    tenant: str
+    name: str
+    model: str
+    description: str = ""
+    messages: Annotated[tuple[Message, ...], Field(min_length=1)]
+    input: InputSpec
+    output: OutputSpec = OutputSpec()
+    generation: GenerationSpec = GenerationSpec()
+    limits: LimitsSpec = LimitsSpec()
+    samples: tuple[Sample, ...] = ()
+    strict: bool = False  # True: a job whose prefix does not verify fails, never runs uncached
+
+    @field_validator("tenant", "name")
+    @classmethod
+    def _name(cls, value: str, info: Any) -> str:
+        try:
+            return check_name(info.field_name, value)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _check_schema(self.input.json_schema)
+        declared = set(self.input.json_schema.get("properties", {}))
+        used = {name for message in self.messages for name in variables_in(message.content)}
+        if missing := sorted(used - declared):
+            raise ValueError(f"messages use {missing}, which input.schema does not declare")
+        required = set(self.input.json_schema.get("required", []))
+        if optional := sorted(used - required):
+            raise ValueError(
+                f"messages use {optional}, which input.schema does not list under 'required'; "
+                "a variable has no value to fall back to"
+            )
+        if self.generation.min_new_tokens > self.generation.max_new_tokens:
+            raise ValueError("generation.min_new_tokens is over max_new_tokens")
+        choices = self.output.choices
+        if choices and (len(set(choices)) < len(choices) or not all(c.strip() for c in choices)):
+            raise ValueError("output.choices must differ and not be blank")
+        return self
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names used in the messages, in order of first use."""
+        names = (name for message in self.messages for name in variables_in(message.content))
+        return tuple(dict.fromkeys(names))
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain data that `parse_spec` reads back to an equal spec; the digest is taken of it."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def parse_spec(data: object, *, source: str = "the template") -> TemplateSpec:
+    """Check plain data. Raises SpecInvalid that names the field, its value and the remedy."""
+    try:
+        check_plain(data)
+        return TemplateSpec.model_validate(data)
+    except InvalidInput as error:
+        raise SpecInvalid(f"{source} holds a value that YAML or JSON text cannot", given=error)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        more = error.error_count() - 1
+        raise SpecInvalid(
+            f"{source} is no template: {field}",
+            given=repr(first["input"])[:120],
+            expected=first["msg"].removeprefix("Value error, "),
+            remedy=f"{more} more problem(s) follow once this one is mended." if more else "",
+        ) from error
+
+
+def load_spec(path: Path) -> TemplateSpec:
+    """Read one YAML file (safe loading, size limited, no aliases that multiply)."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_SPEC_BYTES:
+            raise SpecInvalid(
+                f"{path} is too large", given=f"{size} bytes", expected=f"{MAX_SPEC_BYTES} at most"
+            )
+        return parse_spec(_safe_yaml(path.read_text("utf-8")), source=str(path))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise SpecInvalid(
+            f"{path} cannot be read as YAML", given=" ".join(str(error).split())[:200]
+        ) from error
+
+
+class _NoAliases(yaml.SafeLoader):
+    """Safe loading without aliases: nine lines of them can unfold to gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not used in template files")
+        return super().compose_node(parent, index)
+
+
+def _safe_yaml(text: str) -> object:
+    return yaml.load(text, Loader=_NoAliases)  # noqa: S506 - a subclass of SafeLoader
+
+
+def _check_schema(schema: dict[str, Any]) -> None:
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise ValueError(f"input.schema is no JSON Schema: {error.message}") from error
+    if schema.get("type") != "object":
+        raise ValueError("input.schema must have type: object")
+    if bad := [name for name in schema.get("properties", {}) if not _VARIABLE.fullmatch(name)]:
+        raise ValueError(f"not variable names: {bad}; use letters, digits and _")
