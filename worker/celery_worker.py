@@ -1,0 +1,129 @@
+"""The Celery side of a worker: one task, and bootsteps that tie the service to Celery's life.
+
+Thread pools never fire `worker_process_init`, so the model is loaded by a bootstep of the
+worker; a bootstep of the consumer keeps the set of queues equal to what the catalog serves,
+also after the connection was lost and made again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from celery import Celery, Task, bootsteps
+from celery.apps.worker import Worker
+from celery.exceptions import Reject
+from celery.worker.request import Request
+
+from contract.celery_app import TASK_NAME, make_celery, make_queue
+from contract.errors import PrefillqError, RedisUnreachable
+from contract.logs import get_logger
+from worker.service import WorkerService
+
+log = get_logger(__name__)
+
+SYNC_S = 1.0
+
+
+class TaggedRequest(Request):  # type: ignore[misc]
+    """Carries the broker's delivery tag to the task, for the renewal of the message's lease."""
+
+    def __init__(self, message: Any, **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self._delivery_info["tag"] = message.delivery_tag
+
+
+class TaggedTask(Task):  # type: ignore[misc]
+    Request = TaggedRequest
+
+
+def register_task(app: Celery, service: WorkerService) -> None:
+    """The one task there is: run the job whose id came in."""
+
+    @app.task(name=TASK_NAME, base=TaggedTask, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
+    def run(self: Task, job_id: str) -> None:
+        try:
+            service.runner.run(job_id, delivery_tag=self.request.delivery_info.get("tag"))
+        except RedisUnreachable as error:
+            # Back to the queue: acknowledging would lose the doorbell, not the record.
+            raise Reject(str(error), requeue=True) from error
+        except PrefillqError as error:
+            log.warning("message_refused", job_id=repr(job_id)[:100], error=str(error))
+
+
+class ModelStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Loads the model before the consumer starts."""
+
+    requires: ClassVar[set[str]] = {"celery.worker.components:Pool"}
+
+    def __init__(self, parent: Worker, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self.service: WorkerService = parent.app.prefillq_service
+
+    def start(self, parent: Worker) -> None:
+        try:
+            self.service.load()
+            self.service.start()
+        except PrefillqError as error:
+            # Celery would print a traceback and end with 1; the command says it better.
+            self.service.failure = error
+            raise SystemExit(error.exit_code) from error
+
+    def stop(self, parent: Worker) -> None:
+        self.service.stop()
+
+
+class CatalogStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Consumes exactly the queues of the templates served."""
+
+    requires: ClassVar[set[str]] = {"celery.worker.consumer.tasks:Tasks"}
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self.service: WorkerService = parent.app.prefillq_service
+        self._timer: Any = None
+
+    def start(self, parent: Any) -> None:
+        self._consume(parent)
+        self._timer = parent.timer.call_repeatedly(SYNC_S, self._consume, (parent,))
+
+    def stop(self, parent: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _consume(self, consumer: Any) -> None:
+        wanted = {
+            queue.name: queue
+            for queue in (make_queue(s.tenant, s.template) for s in self.service.serving)
+        }
+        current = set(consumer.app.amqp.queues.consume_from)
+        for name in current - wanted.keys():
+            consumer.cancel_task_queue(name)
+        for name in sorted(wanted.keys() - current):
+            consumer.app.amqp.queues.add(wanted[name])
+            consumer.add_task_queue(name)
+            log.info("queue_added", queue=name)
+
+
+def run_worker(service: WorkerService, *, log_level: str) -> int:
+    """Run until told to stop; returns the exit code. Raises what loading the model raised."""
+    app = make_celery(service.settings)
+    app.prefillq_service = service
+    register_task(app, service)
+    app.steps["worker"].add(ModelStep)
+    app.steps["consumer"].add(CatalogStep)
+    worker = app.Worker(
+        hostname=f"prefillq@{service.worker_id}",
+        pool="threads",
+        concurrency=service.batch_size,
+        loglevel=log_level,
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        task_events=False,
+    )
+    worker.start()
+    if service.failure is not None:
+        raise service.failure
+    return int(worker.exitcode or 0)

@@ -1,0 +1,153 @@
+"""`prefillq worker start` and `prefillq worker list`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any, Literal
+
+import click
+
+from contract.logs import configure_logs
+from contract.redis_client import connect
+from contract.settings import GIB, KIB, MIB, Settings
+from worker.options import DEFAULT_MODEL, WorkerOptions
+from worker.presence import list_workers
+
+_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
+
+
+class ByteSize(click.ParamType[int]):
+    """A number of bytes, also as 512M or 2G."""
+
+    name = "bytes"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
+        if match is None:
+            self.fail(f"{value!r} is no size; write 512M or 2G", param, ctx)
+        return int(match.group(1)) * _UNITS[match.group(2).upper()]
+
+
+@click.group()
+def worker() -> None:
+    """Run workers and see what they hold."""
+
+
+@worker.command()
+@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Model to serve.")
+@click.option(
+    "--template",
+    "templates",
+    multiple=True,
+    metavar="PATTERN",
+    help="Templates to serve, such as acme/* (repeatable; default: all of this model).",
+)
+@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, mps or cpu.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="auto: bfloat16 on CUDA, float32 elsewhere.",
+)
+@click.option(
+    "--cache-bytes",
+    type=ByteSize(),
+    default="2G",
+    show_default=True,
+    help="Budget of the prefix cache.",
+)
+@click.option(
+    "--warm",
+    type=click.Choice(["none", "all"]),
+    default="none",
+    show_default=True,
+    help="all: prefill and check labelled versions before their first job.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of torch.")
+@click.option("--audit", is_flag=True, help="Checksum the used cache entry after every job.")
+@click.option("--json", "as_json", is_flag=True, help="JSON log lines also on a terminal.")
+@click.pass_context
+def start(
+    ctx: click.Context,
+    *,
+    model: str,
+    templates: tuple[str, ...],
+    device: str,
+    dtype: str,
+    cache_bytes: int,
+    warm: Literal["none", "all"],
+    threads: int | None,
+    audit: bool,
+    as_json: bool,
+) -> None:
+    """Serve one model until SIGTERM; the jobs that run are finished first."""
+    # Heavy imports wait until a worker is really wanted.
+    from worker.celery_worker import run_worker
+    from worker.service import WorkerService
+
+    settings: Settings = ctx.obj
+    log_level = ctx.find_root().params.get("log_level") or "INFO"
+    configure_logs(level=log_level, force_json=as_json)
+    service = WorkerService(
+        settings,
+        WorkerOptions(
+            model=model,
+            templates=templates,
+            device=device,
+            dtype=dtype,
+            cache_bytes=cache_bytes,
+            warm=warm,
+            threads=threads,
+            audit=audit,
+        ),
+    )
+    ctx.exit(run_worker(service, log_level=log_level))
+
+
+@worker.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def list_command(settings: Settings, *, as_json: bool) -> None:
+    """Show live workers, their warm versions and what the greedy check found."""
+    workers = list_workers(connect(settings), settings)
+    if as_json:
+        click.echo(json.dumps(workers, ensure_ascii=False))
+        return
+    if not workers:
+        click.echo("no worker has reported in the last 10 s", err=True)
+        return
+    from rich.console import Console
+
+    Console(file=sys.stdout).print(*(_table(description) for description in workers))
+
+
+def _table(description: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    cache = description["cache"]
+    table = Table(
+        title=f"{description['id']}  {description['model']} on {description['device']}"
+        f" ({description['dtype']}, {description['engine']})",
+        caption=f"{len(description['templates'])} templates, {description['running']} running, "
+        f"cache {cache['bytes'] / MIB:.0f} of {cache['max_bytes'] / MIB:.0f} MiB, "
+        f"{cache['hits']} hits, {cache['misses']} misses",
+        title_justify="left",
+    )
+    for column in ("version", "prefix tokens", "MiB", "prefill s", "cached = uncached"):
+        table.add_column(column, justify="left" if column == "version" else "right")
+    for version in description["versions"]:
+        table.add_row(
+            version["version"],
+            str(version["prefix_tokens"]),
+            f"{version['bytes'] / MIB:.1f}",
+            f"{version['prefill_s']:.2f}",
+            f"{version['parity']} ({version['parity_tokens']} tokens)",
+        )
+    return table

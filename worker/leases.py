@@ -1,0 +1,124 @@
+"""Keeps the leases of running jobs alive, in the record and at the broker.
+
+A job is its worker's while the record's lease lasts. The broker has a clock of its own: a
+message that is not acknowledged within the visibility timeout is delivered again. Both are
+pushed forward from one thread every quarter of the lease, so that a long job runs once and a
+killed worker's job is free again after one lease.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from contract import keys
+from contract.errors import RedisUnreachable
+from contract.logs import get_logger
+from contract.records import JobStore
+from contract.redis_client import Client
+from worker.periodic import Periodic
+
+log = get_logger(__name__)
+
+StopReason = Literal["cancelled", "expired", "lost"]
+# How often a running job looks at its record for a cancel, between decode steps.
+POLL_S = 0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class HeldLease:
+    """One running job's lease. Written by the renewing thread, read by the engine's."""
+
+    job_id: str
+    fence: int
+    delivery_tag: str | None
+    look: Callable[[], StopReason | None]  # asks the record
+    _stop: StopReason | None = None
+    _looked_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def known_stop(self) -> StopReason | None:
+        """The last known reason to stop, without asking the record."""
+        return self._stop
+
+    def stop_reason(self) -> StopReason | None:
+        """Why the engine should stop, or None; reads the record at most every POLL_S.
+
+        An absent Redis stops nothing: the job may well end before the lease does, and the
+        fence refuses it if not.
+        """
+        now = time.monotonic()
+        if self._stop is None and now - self._looked_at >= POLL_S:
+            self._looked_at = now
+            try:
+                self._stop = self.look()
+            except RedisUnreachable:
+                log.warning("stop_check_skipped", job_id=self.job_id)
+        return self._stop
+
+    def end(self, reason: StopReason) -> None:
+        """Make the engine stop at its next step."""
+        self._stop = reason
+
+
+class LeaseKeeper:
+    """All leases this worker holds, and the thread that renews them."""
+
+    def __init__(self, store: JobStore, *, lease_s: float, broker: Client | None = None) -> None:
+        self.lease_s = lease_s
+        self._store = store
+        self._broker = broker
+        self._held: dict[str, HeldLease] = {}
+        self._lock = threading.Lock()
+        self._thread = Periodic("lease-renewal", self.renew_all, interval_s=lease_s / 4)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._thread.stop()
+
+    @contextmanager
+    def hold(
+        self, job_id: str, fence: int, *, delivery_tag: str | None = None
+    ) -> Iterator[HeldLease]:
+        """Keep the job's lease alive inside the block."""
+        held = HeldLease(
+            job_id=job_id,
+            fence=fence,
+            delivery_tag=delivery_tag,
+            look=lambda: self._store.stop_reason(job_id, fence),
+        )
+        with self._lock:
+            self._held[job_id] = held
+        try:
+            yield held
+        finally:
+            with self._lock:
+                self._held.pop(job_id, None)
+
+    @property
+    def running(self) -> int:
+        """Number of leases held now."""
+        with self._lock:
+            return len(self._held)
+
+    def renew_all(self) -> None:
+        """Renew every held lease once; a lost one stops its job."""
+        with self._lock:
+            held = list(self._held.values())
+        for lease in held:
+            match self._store.renew(lease.job_id, lease.fence, self.lease_s):
+                case "lost":
+                    lease.end("lost")
+                case "cancel_requested":
+                    lease.end("cancelled")
+            if self._broker is not None and lease.delivery_tag is not None:
+                # XX: a message that was acknowledged meanwhile must not come back.
+                self._broker.zadd(
+                    f"{keys.BROKER_PREFIX}unacked_index", {lease.delivery_tag: time.time()}, xx=True
+                )

@@ -1,0 +1,42 @@
+"""A thread that does one thing again and again, and stops at once when told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from contract.errors import PrefillqError
+from contract.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class Periodic:
+    """Calls `action` every `interval_s`; a failing call is logged and tried again next time.
+
+    Redis may be away for a while, and none of what runs here may end because of that.
+    """
+
+    def __init__(self, name: str, action: Callable[[], None], *, interval_s: float) -> None:
+        self._action = action
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end and wait for the call in progress, if there is one."""
+        self._stop.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+
+    def _loop(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            try:
+                self._action()
+            except PrefillqError as error:
+                log.warning("periodic_failed", thread=self._thread.name, error=str(error))
+            except Exception:
+                log.exception("periodic_crashed", thread=self._thread.name)

@@ -1,0 +1,189 @@
+"""From a job's ids to a verified prefix entry, or to the reason why there is none.
+
+This is where invariants 1 and 5 meet: an entry is used only when its key names exactly this
+version, model, tokenizer, dtype and device, and when its ids are an exact prefix of the job's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from contract.logs import get_logger
+from contract.types import CacheInfo, CacheState, VersionRef
+from templates.version import PublishedVersion
+from worker.engine.base import Engine
+from worker.engine.parity import Parity, check_parity
+from worker.model import LoadedModel
+from worker.prefix.cache import EntryTooLarge, PrefixCache
+from worker.prefix.entry import PrefixEntry, PrefixKey
+from worker.prefix.verify import verify_prefix
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a job gets: an entry to fork, or none and why. Seconds on the monotonic clock."""
+
+    entry: PrefixEntry | None
+    cache: CacheInfo
+    verify_s: float = 0.0
+    prefill_s: float = 0.0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens this job did not have to compute."""
+        if self.entry is None or self.cache.state is not CacheState.HIT:
+            return 0
+        return len(self.entry.ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmVersion:
+    """One version that this worker has prefilled and checked."""
+
+    ref: VersionRef
+    prefix_tokens: int
+    nbytes: int
+    prefill_s: float
+    parity: Parity
+
+
+class PrefixService:
+    """The prefix cache of one loaded model, as jobs see it."""
+
+    def __init__(self, *, cache: PrefixCache, engine: Engine, model: LoadedModel) -> None:
+        self.cache = cache
+        self._engine = engine
+        self._model = model
+        self._warm: dict[PrefixKey, WarmVersion] = {}
+        self._lock = threading.Lock()
+
+    def key(self, version: PublishedVersion) -> PrefixKey:
+        """The full key: equal only when every bit that shapes the cached tensors is equal."""
+        return PrefixKey(
+            tenant=version.ref.tenant,
+            digest=version.ref.digest,
+            model_digest=self._model.folder.model_digest,
+            tokenizer_digest=self._model.folder.tokenizer_digest,
+            dtype=str(self._model.dtype).removeprefix("torch."),
+            device=str(self._model.device),
+        )
+
+    @contextmanager
+    def serve(
+        self, version: PublishedVersion, ids: tuple[int, ...], *, use_cache: bool = True
+    ) -> Iterator[Served]:
+        """Lease the version's entry for one job; it cannot be evicted inside the block."""
+        started = time.perf_counter()
+        reason = self._refusal(version, ids, use_cache=use_cache)
+        verify_s = time.perf_counter() - started
+        if reason is not None:
+            yield Served(entry=None, cache=reason, verify_s=verify_s)
+            return
+        key = self.key(version)
+        with ExitStack() as stack:
+            try:
+                leased = stack.enter_context(
+                    self.cache.lease(key, lambda: self._build(key, version, ids))
+                )
+            except EntryTooLarge as error:
+                log.warning("prefix_not_cached", version=str(version.ref), reason=str(error))
+                over = CacheInfo(state=CacheState.MISS, reason="over_budget")
+                served = Served(entry=None, cache=over, verify_s=verify_s)
+            else:
+                served = self._verified(key, leased.entry, leased.state, ids, verify_s)
+            yield served
+
+    def warm(self, version: PublishedVersion, ids: tuple[int, ...]) -> WarmVersion | None:
+        """Prefill and check a version before its first job; `ids` are a sample request's.
+
+        Returns None when the version cannot be cached here (no prefix, over budget).
+        """
+        with self.serve(version, ids):
+            return self.report(version)
+
+    def report(self, version: PublishedVersion) -> WarmVersion | None:
+        """What the first warming of a version found, if it has been warmed."""
+        with self._lock:
+            return self._warm.get(self.key(version))
+
+    def warm_versions(self) -> list[WarmVersion]:
+        """All versions warmed so far, oldest first."""
+        with self._lock:
+            return list(self._warm.values())
+
+    def drop(self, version: PublishedVersion, reason: str) -> None:
+        """Forget the version's entry; the next job prefills it again."""
+        self.cache.drop(self.key(version), reason)
+
+    def _refusal(
+        self, version: PublishedVersion, ids: tuple[int, ...], *, use_cache: bool
+    ) -> CacheInfo | None:
+        if not use_cache:
+            return CacheInfo(state=CacheState.OFF, reason="not_asked_for")
+        if not version.compiled.prefix_ids:
+            return CacheInfo(state=CacheState.OFF, reason="no_prefix")
+        if version.tokenizer_digest != self._model.folder.tokenizer_digest:
+            return CacheInfo(state=CacheState.MISS, reason="tokenizer_differs")
+        warm = self.report(version)
+        if warm is not None and not warm.parity.ok:
+            return CacheInfo(state=CacheState.OFF, reason=f"parity_{warm.parity.outcome}")
+        # Asked before the prefill, so that a request that cannot use it does not pay for it.
+        if reason := verify_prefix(version.compiled.prefix_ids, ids):
+            return CacheInfo(state=CacheState.MISS, reason=reason)
+        return None
+
+    def _verified(
+        self, key: PrefixKey, entry: PrefixEntry, state: str, ids: tuple[int, ...], verify_s: float
+    ) -> Served:
+        started = time.perf_counter()
+        with self._lock:
+            parity = self._warm[key].parity
+        # The entry's own ids, not the version's: what was prefilled is what must match.
+        reason = verify_prefix(entry.ids, ids)
+        verify_s += time.perf_counter() - started
+        prefill_s = entry.prefill_s if state == "cold" else 0.0
+        if reason:
+            cache = CacheInfo(state=CacheState.MISS, reason=reason)
+        elif not parity.ok:
+            cache = CacheInfo(state=CacheState.OFF, reason=f"parity_{parity.outcome}")
+        elif state == "cold":
+            cache = CacheInfo(state=CacheState.MISS, reason="cold")
+        else:
+            cache = CacheInfo(state=CacheState.HIT)
+        usable = not reason and parity.ok
+        return Served(
+            entry=entry if usable else None, cache=cache, verify_s=verify_s, prefill_s=prefill_s
+        )
+
+    def _build(self, key: PrefixKey, version: PublishedVersion, ids: tuple[int, ...]) -> PrefixEntry:
+        entry = self._engine.prefill(key, version.compiled.prefix_ids)
+        with self._lock:
+            known = self._warm.get(key)
+        if known is None:
+            known = WarmVersion(
+                ref=version.ref,
+                prefix_tokens=len(entry.ids),
+                nbytes=entry.nbytes,
+                prefill_s=entry.prefill_s,
+                parity=check_parity(self._engine, entry, ids),
+            )
+            with self._lock:
+                self._warm[key] = known
+            log.info(
+                "version_warmed",
+                version=str(version.ref),
+                digest=version.ref.digest,
+                prefix_tokens=known.prefix_tokens,
+                nbytes=known.nbytes,
+                prefill_s=round(known.prefill_s, 4),
+                parity=known.parity.outcome,
+                parity_tokens=known.parity.checked_tokens,
+                parity_s=round(known.parity.seconds, 4),
+            )
+        return entry

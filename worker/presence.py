@@ -1,0 +1,62 @@
+"""What a worker says of itself while it lives, and how others read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from contract import keys
+from contract.codec import pack, unpack
+from contract.redis_client import Client, errors_explained, text
+from contract.settings import Settings
+from worker.periodic import Periodic
+
+INTERVAL_S = 2.0
+EXPIRES_S = 10  # a killed worker is off the list after this
+
+
+class Presence:
+    """Reports under `keys.worker(id)` every INTERVAL_S; gone on a clean stop."""
+
+    def __init__(
+        self,
+        *,
+        client: Client,
+        settings: Settings,
+        worker_id: str,
+        describe: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._worker_id = worker_id
+        self._describe = describe
+        self._thread = Periodic("presence", self.report, interval_s=INTERVAL_S)
+
+    def start(self) -> None:
+        self.report()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._thread.stop()
+        with errors_explained(self._settings):
+            self._client.delete(keys.worker(self._worker_id))
+            self._client.zrem(keys.WORKERS, self._worker_id)
+
+    def report(self) -> None:
+        """Write the description once."""
+        body = pack(self._describe())
+        with errors_explained(self._settings):
+            now = self._client.time()[0]
+            pipe = self._client.pipeline(transaction=False)
+            pipe.set(keys.worker(self._worker_id), body, ex=EXPIRES_S)
+            pipe.zadd(keys.WORKERS, {self._worker_id: now})
+            pipe.zremrangebyscore(keys.WORKERS, "-inf", now - 10 * EXPIRES_S)
+            pipe.execute()
+
+
+def list_workers(client: Client, settings: Settings) -> list[dict[str, Any]]:
+    """Descriptions of all workers that reported within EXPIRES_S, by id."""
+    with errors_explained(settings):
+        ids = sorted(text(worker_id) for worker_id in client.zrange(keys.WORKERS, 0, -1))
+        bodies = client.mget([keys.worker(worker_id) for worker_id in ids]) if ids else []
+    return [unpack(body) for body in bodies if body is not None]

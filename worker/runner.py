@@ -1,0 +1,242 @@
+"""One job, from claim to commit. Knows nothing of Celery, and of Redis only the job store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, Protocol
+
+from contract.errors import PrefillqError, RedisUnreachable
+from contract.logs import get_logger
+from contract.records import JobStore, Refused
+from contract.types import CacheInfo, CacheState, Job, JobState, Result, Timings, VersionRef
+from templates.fill import check_positions, fill, trusted_ids
+from templates.version import PublishedVersion
+from worker.engine.base import Engine, Generation, GenerationRequest, NonFiniteLogits
+from worker.leases import HeldLease, LeaseKeeper
+from worker.model import LoadedModel
+from worker.outcome import Answer, failed, failed_with, log_finished, make_result, stopped
+from worker.prefixes import PrefixService, Served
+
+log = get_logger(__name__)
+
+# A result that cannot be written is tried again this often, until its lease ends.
+COMMIT_RETRY_S = 0.5
+
+
+class VersionSource(Protocol):
+    """Where a worker reads published versions; `templates.registry.Registry` is one."""
+
+    def get(self, ref: VersionRef) -> PublishedVersion: ...
+
+
+class JobRunner:
+    """Runs jobs one by one or from several threads; all state is in its parts."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        store: JobStore,
+        versions: VersionSource,
+        model: LoadedModel,
+        engine: Engine,
+        prefixes: PrefixService,
+        leases: LeaseKeeper,
+        audit: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._worker_id = worker_id
+        self._store = store
+        self._versions = versions
+        self._model = model
+        self._engine = engine
+        self._prefixes = prefixes
+        self._leases = leases
+        self._audit = audit
+        self._clock = clock
+
+    def run(self, job_id: str, *, delivery_tag: str | None = None) -> Result | None:
+        """Claim, answer and commit a job. None when it was not ours to run or to finish.
+
+        Raises RedisUnreachable when Redis was away at the claim; nothing was changed then.
+        """
+        claim = self._store.claim(job_id, self._worker_id, self._leases.lease_s)
+        if isinstance(claim, Refused):
+            log.info("job_refused", job_id=job_id, reason=claim.reason)
+            return None
+        started = self._clock()
+        fence = claim.job.fence
+        with self._leases.hold(job_id, fence, delivery_tag=delivery_tag) as lease:
+            answer = self._answer(claim.job, lease)
+            result = make_result(
+                claim.job,
+                answer,
+                queue_s=claim.queued_s,
+                elapsed_s=self._clock() - started,
+                model=self._model.folder.name,
+                device=str(self._model.device),
+                worker=self._worker_id,
+            )
+            commit_started = self._clock()
+            committed = self._commit(result, fence, lease)
+            commit_s = self._clock() - commit_started
+        if not committed:
+            log.warning("commit_refused", job_id=job_id, fence=fence)
+            return None
+        result = replace(
+            result,
+            timings=replace(
+                result.timings, commit_s=commit_s, total_s=result.timings.total_s + commit_s
+            ),
+        )
+        log_finished(result)
+        return result
+
+    def _answer(self, job: Job, lease: HeldLease) -> Answer:
+        try:
+            return self._generate(job, self._version(job), lease)
+        except RedisUnreachable:
+            raise  # the job is not to blame; it is claimed again once its lease ran out
+        except PrefillqError as error:
+            return failed_with(error)
+        except Exception as error:
+            # A job ends with a reason whatever went wrong in it; the traceback is for the log.
+            log.exception("job_crashed", job_id=job.id)
+            return failed("internal_error", f"{type(error).__name__} in the worker")
+
+    def _version(self, job: Job) -> PublishedVersion:
+        version = self._versions.get(job.ref)
+        served = self._model.folder.model_digest
+        if version.model_digest != served:
+            raise PrefillqError(
+                f"{version.ref} was published for other weights than this worker serves",
+                given=f"model digest {served[:12]}",
+                expected=version.model_digest[:12],
+                remedy="Publish the template again, or start a worker with that model.",
+            )
+        return version
+
+    def _generate(self, job: Job, version: PublishedVersion, lease: HeldLease) -> Answer:
+        started = self._clock()
+        ids = self._tokenize(job, version)
+        tokenize_s = self._clock() - started
+        check_positions(
+            len(ids), version.spec.generation.max_new_tokens, self._model.folder.max_positions
+        )
+        if reason := lease.stop_reason():
+            return stopped(reason)
+        with self._prefixes.serve(version, ids, use_cache=job.use_cache) as served:
+            if version.spec.strict and served.entry is None and job.use_cache:
+                return failed(
+                    "prefix_not_verified",
+                    f"the template is strict and its prefix was not used: {served.cache.reason}",
+                    remedy="Compare the job's variables with the template's samples.",
+                    cache=served.cache,
+                    prompt_tokens=len(ids),
+                )
+            answer = self._decode(version, ids, served, lease)
+        return replace(answer, timings=replace(answer.timings, tokenize_s=tokenize_s))
+
+    def _tokenize(self, job: Job, version: PublishedVersion) -> tuple[int, ...]:
+        tokenizer = self._model.tokenizer
+        filled = fill(version.compiled, job.variables, tokenizer)
+        if not filled.plain:
+            return filled.ids
+        # Without control-token text in the variables the plain tokenization is the authority:
+        # should the pieces ever differ from it, the job takes it, and verification decides.
+        trusted = trusted_ids(version.compiled, job.variables, tokenizer)
+        if trusted != filled.ids:
+            log.warning("pieces_differ_from_plain", job_id=job.id, version=str(version.ref))
+        return trusted
+
+    def _decode(
+        self,
+        version: PublishedVersion,
+        ids: tuple[int, ...],
+        served: Served,
+        lease: HeldLease,
+    ) -> Answer:
+        choices = version.spec.output.choices
+        request = GenerationRequest(
+            ids=ids,
+            generation=version.spec.generation,
+            choices=self._choice_ids(choices),
+            entry=served.entry,
+            should_stop=lambda: _engine_stop(lease),
+        )
+        cache, cached_tokens = served.cache, served.cached_tokens
+        try:
+            generation, fallback = self._run_engine(version, request)
+        except NonFiniteLogits as error:
+            return failed_with(error, cache=cache, tokens=len(ids))
+        if fallback:
+            cache, cached_tokens = CacheInfo(state=CacheState.MISS, reason=fallback), 0
+        answer = Answer(
+            status=JobState.SUCCEEDED,
+            cache=cache,
+            generation=generation,
+            choice=choices[generation.choice_index]
+            if choices is not None and generation.choice_index is not None
+            else None,
+            prompt_tokens=len(ids),
+            cached_tokens=cached_tokens,
+            timings=Timings(
+                verify_s=served.verify_s,
+                prefill_s=served.prefill_s,
+                fork_s=generation.fork_s,
+                suffix_prefill_s=generation.suffix_prefill_s,
+                decode_s=generation.decode_s,
+            ),
+        )
+        if generation.finish_reason in ("cancelled", "expired"):
+            return stopped(generation.finish_reason, answer)
+        return answer
+
+    def _run_engine(
+        self, version: PublishedVersion, request: GenerationRequest
+    ) -> tuple[Generation, str]:
+        """Generate; on trouble with the cached path once more without it, and say why."""
+        entry = request.entry
+        if entry is None:
+            return self._engine.generate(request), ""
+        plain = replace(request, entry=None)
+        try:
+            generation = self._engine.generate(request)
+        except NonFiniteLogits as error:
+            # Seen on some devices with a cache and not without it.
+            return self._engine.generate(plain), error.code
+        if self._audit and not entry.audit():
+            self._prefixes.drop(version, "mutated")
+            log.error("cache_entry_mutated", version=str(version.ref))
+            return self._engine.generate(plain), "entry_mutated"
+        return generation, ""
+
+    def _choice_ids(self, choices: tuple[str, ...] | None) -> tuple[tuple[int, ...], ...] | None:
+        if choices is None:
+            return None
+        return tuple(self._model.tokenizer.encode_ordinary(choice) for choice in choices)
+
+    def _commit(self, result: Result, fence: int, lease: HeldLease) -> bool:
+        """Write the result; while Redis is away, keep trying as long as the lease may last."""
+        give_up = time.monotonic() + self._leases.lease_s
+        while True:
+            try:
+                return self._store.commit(result, fence)
+            except RedisUnreachable as error:
+                if time.monotonic() >= give_up or lease.known_stop == "lost":
+                    log.error("commit_given_up", job_id=result.job_id, error=str(error))  # noqa: TRY400
+                    raise
+                time.sleep(COMMIT_RETRY_S)
+
+
+def _engine_stop(lease: HeldLease) -> Literal["cancelled", "expired"] | None:
+    # A lost lease ends like a cancel; its commit is refused by the fence.
+    match lease.stop_reason():
+        case "expired":
+            return "expired"
+        case None:
+            return None
+        case _:
+            return "cancelled"

@@ -1,0 +1,173 @@
+"""One worker's parts, put together: model, engine, prefix cache, leases, catalog, presence."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+from contract.errors import PrefillqError
+from contract.logs import get_logger
+from contract.model_store import find_model
+from contract.records import RedisJobStore
+from contract.redis_client import connect
+from contract.settings import Settings
+from templates.fill import fill
+from templates.registry import Registry
+from templates.version import PublishedVersion
+from worker.catalog import Catalog, Served
+from worker.device import parse_dtype, pick_device
+from worker.engine.reference import ReferenceEngine
+from worker.identity import new_worker_id
+from worker.leases import LeaseKeeper
+from worker.model import load_model
+from worker.options import WorkerOptions
+from worker.periodic import Periodic
+from worker.prefix.cache import PrefixCache
+from worker.prefixes import PrefixService
+from worker.presence import Presence
+from worker.runner import JobRunner
+
+log = get_logger(__name__)
+
+REFRESH_S = 2.0  # a template published now is consumed after at most about twice this
+
+
+class WorkerService:
+    """Everything a worker process has besides Celery. `load` before `start`, then `stop`."""
+
+    def __init__(self, settings: Settings, options: WorkerOptions) -> None:
+        self.settings = settings
+        self.options = options
+        self.worker_id = new_worker_id()
+        self.client = connect(settings)
+        self.registry = Registry(self.client, settings)
+        self.store = RedisJobStore(self.client, settings)
+        self.leases = LeaseKeeper(self.store, lease_s=settings.lease_s, broker=self.client)
+        self.folder = find_model(options.model, settings, verify=True)
+        self.catalog = Catalog(
+            client=self.client,
+            settings=settings,
+            registry=self.registry,
+            model_digest=self.folder.model_digest,
+            patterns=options.templates,
+        )
+        self.presence = Presence(
+            client=self.client,
+            settings=settings,
+            worker_id=self.worker_id,
+            describe=self.describe,
+        )
+        self.serving: list[Served] = []
+        self._follow = Periodic("catalog", self.refresh, interval_s=REFRESH_S)
+        self.failure: PrefillqError | None = None  # what kept the worker from starting
+        self._started_at = time.time()
+
+    def load(self) -> None:
+        """Load the model; seconds to minutes. Raises ModelError."""
+        if self.options.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.options.threads)
+        device = pick_device(self.options.device)
+        self.model = load_model(
+            self.folder, device=device, dtype=parse_dtype(self.options.dtype, device)
+        )
+        self.engine = ReferenceEngine(self.model)
+        self.prefixes = PrefixService(
+            cache=PrefixCache(self.options.cache_bytes), engine=self.engine, model=self.model
+        )
+        self.runner = JobRunner(
+            worker_id=self.worker_id,
+            store=self.store,
+            versions=self.registry,
+            model=self.model,
+            engine=self.engine,
+            prefixes=self.prefixes,
+            leases=self.leases,
+            audit=self.options.audit,
+        )
+        log.info("model_loaded", model=self.model.label, digest=self.folder.model_digest)
+
+    @property
+    def batch_size(self) -> int:
+        """Jobs in flight at once; the reference engine takes one."""
+        return ReferenceEngine.batch_size
+
+    def start(self) -> None:
+        """Start renewing leases, reporting and following the registry; load the model first."""
+        self.refresh()
+        self._follow.start()
+        self.leases.start()
+        self.presence.start()
+
+    def stop(self) -> None:
+        """Stop all that; a Redis that is away by now is only logged."""
+        self._follow.stop()
+        self.leases.stop()
+        try:
+            self.presence.stop()
+        except PrefillqError as error:
+            log.warning("presence_not_removed", error=str(error))
+        self.client.close()
+
+    def refresh(self) -> None:
+        """Look at the registry again; `serving` changes once new versions are warm."""
+        found = self.catalog.refresh()
+        if self.options.warm == "all":
+            for served in set(found) - set(self.serving):
+                for version in self.catalog.labelled(served):
+                    self._warm(version)
+        self.serving = found
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for `prefillq worker list`."""
+        stats = self.prefixes.cache.stats()
+        return {
+            "id": self.worker_id,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started_at": self._started_at,
+            "model": self.folder.name,
+            "model_digest": self.folder.model_digest,
+            "device": str(self.model.device),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "engine": self.engine.name,
+            "batch_size": self.engine.batch_size,
+            "running": self.leases.running,
+            "templates": [f"{served.tenant}/{served.template}" for served in self.serving],
+            "cache": {
+                "entries": stats.entries,
+                "bytes": stats.bytes,
+                "max_bytes": self.options.cache_bytes,
+                "hits": stats.hits,
+                "misses": stats.misses,
+                "evictions": dict(stats.evictions),
+            },
+            "versions": [
+                {
+                    "version": str(warm.ref),
+                    "digest": warm.ref.digest,
+                    "prefix_tokens": warm.prefix_tokens,
+                    "bytes": warm.nbytes,
+                    "prefill_s": warm.prefill_s,
+                    "parity": warm.parity.outcome,
+                    "parity_tokens": warm.parity.checked_tokens,
+                    "max_logit_error": warm.parity.max_logit_error,
+                }
+                for warm in self.prefixes.warm_versions()
+            ],
+        }
+
+    def _warm(self, version: PublishedVersion) -> None:
+        if not version.spec.samples:
+            log.info("not_warmed", version=str(version.ref), reason="the template has no samples")
+            return
+        ids = fill(
+            version.compiled, version.spec.samples[0].input, self.model.tokenizer
+        ).ids
+        try:
+            self.prefixes.warm(version, ids)
+        except PrefillqError as error:
+            log.warning("not_warmed", version=str(version.ref), reason=str(error))
