@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,13 @@ from contract.canonical import canonical_json, digest
 from contract.errors import ModelError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_TEXTS = (
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 # What may differ between two copies of one model without changing any output.
 _VOLATILE = frozenset({"_name_or_path", "transformers_version", "_from_model_config"})
 
@@ -67,6 +73,12 @@ def read_model_folder(name: str, path: Path) -> ModelFolder:
     )
 
 
+def model_files(path: Path) -> tuple[Path, ...]:
+    """The files a model's description is made of, those that exist, in a fixed order."""
+    texts = (path / name for name in _TEXTS)
+    return (*(file for file in texts if file.is_file()), *_weight_files(path))
+
+
 def tokenizer_digest(path: Path, name: str, chat_template: str) -> str:
     """Digest of everything that decides which ids a text becomes."""
     return digest({"tokenizer": _json(path, "tokenizer.json", name), "chat": chat_template})
@@ -78,12 +90,16 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _weights(path: Path, name: str) -> Iterator[Path]:
+def _weight_files(path: Path) -> list[Path]:
     for pattern in _WEIGHTS:
-        files = sorted(path.glob(pattern))
-        if files:
-            yield from files
-            return
+        if files := sorted(path.glob(pattern)):
+            return files
+    return []
+
+
+def _weights(path: Path, name: str) -> list[Path]:
+    if files := _weight_files(path):
+        return files
     raise ModelError(
         f"model {name} has no weights",
         given=path,

@@ -155,15 +155,31 @@ def parse_spec(data: object, *, source: str = "the template") -> TemplateSpec:
 
 
 def load_spec(path: Path) -> TemplateSpec:
-    """Read one YAML file (safe loading, size limited, no aliases that multiply)."""
+    """Read a file that holds one template. Raises SpecInvalid."""
+    documents = load_documents(path)
+    if len(documents) != 1:
+        raise SpecInvalid(
+            f"{path} is no template file",
+            given=f"{len(documents)} YAML documents",
+            expected="one",
+            remedy="Read an exported bundle with 'prefillq templates import'.",
+        )
+    return parse_spec(documents[0], source=str(path))
+
+
+def load_documents(path: Path) -> tuple[object, ...]:
+    """The YAML documents of a file (safe loading, size limited, no aliases that multiply).
+
+    Raises SpecInvalid when it cannot be read.
+    """
     try:
         size = path.stat().st_size
         if size > MAX_SPEC_BYTES:
             raise SpecInvalid(
                 f"{path} is too large", given=f"{size} bytes", expected=f"{MAX_SPEC_BYTES} at most"
             )
-        return parse_spec(_safe_yaml(path.read_text("utf-8")), source=str(path))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        return tuple(yaml.load_all(path.read_text("utf-8"), Loader=_NoAliases))  # noqa: S506 - safe
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise SpecInvalid(
             f"{path} cannot be read as YAML", given=" ".join(str(error).split())[:200]
         ) from error
@@ -176,10 +192,6 @@ class _NoAliases(yaml.SafeLoader):
         if self.check_event(yaml.events.AliasEvent):
             raise yaml.YAMLError("aliases (*name) are not used in template files")
         return super().compose_node(parent, index)
-
-
-def _safe_yaml(text: str) -> object:
-    return yaml.load(text, Loader=_NoAliases)  # noqa: S506 - a subclass of SafeLoader
 
 
 def _check_schema(schema: dict[str, Any]) -> None:

@@ -13,18 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 from contract import keys
 from contract.errors import RedisUnreachable
 from contract.logs import get_logger
-from contract.records import JobStore
+from contract.job_store import JobStore, StopReason
 from contract.redis_client import Client
 from worker.periodic import Periodic
 
 log = get_logger(__name__)
 
-StopReason = Literal["cancelled", "expired", "lost"]
 # How often a running job looks at its record for a cancel, between decode steps.
 POLL_S = 0.5
 

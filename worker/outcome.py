@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from contract.errors import PrefillqError
 from contract.logs import get_logger
@@ -34,7 +34,7 @@ class Answer:
     choice: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    timings: Timings = Timings()
+    timings: Timings = field(default_factory=Timings)
     error: JobError | None = None
 
 
@@ -52,9 +52,7 @@ def failed(
 
 def failed_with(error: PrefillqError, *, cache: CacheInfo = NOT_RUN, tokens: int = 0) -> Answer:
     """`failed` from one of our own errors, whose text is fit for a result."""
-    return failed(
-        error.code, str(error), remedy=error.remedy, cache=cache, prompt_tokens=tokens
-    )
+    return failed(error.code, str(error), remedy=error.remedy, cache=cache, prompt_tokens=tokens)
 
 
 def stopped(reason: str, answer: Answer | None = None) -> Answer:

@@ -161,7 +161,9 @@ class PrefixService:
             entry=entry if usable else None, cache=cache, verify_s=verify_s, prefill_s=prefill_s
         )
 
-    def _build(self, key: PrefixKey, version: PublishedVersion, ids: tuple[int, ...]) -> PrefixEntry:
+    def _build(
+        self, key: PrefixKey, version: PublishedVersion, ids: tuple[int, ...]
+    ) -> PrefixEntry:
         entry = self._engine.prefill(key, version.compiled.prefix_ids)
         with self._lock:
             known = self._warm.get(key)

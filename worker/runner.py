@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from contract.errors import PrefillqError, RedisUnreachable
 from contract.logs import get_logger
-from contract.records import JobStore, Refused
+from contract.job_store import JobStore, Refused
 from contract.types import CacheInfo, CacheState, Job, JobState, Result, Timings, VersionRef
 from templates.fill import check_positions, fill, trusted_ids
 from templates.version import PublishedVersion

@@ -164,9 +164,7 @@ class WorkerService:
         if not version.spec.samples:
             log.info("not_warmed", version=str(version.ref), reason="the template has no samples")
             return
-        ids = fill(
-            version.compiled, version.spec.samples[0].input, self.model.tokenizer
-        ).ids
+        ids = fill(version.compiled, version.spec.samples[0].input, self.model.tokenizer).ids
         try:
             self.prefixes.warm(version, ids)
         except PrefillqError as error:

@@ -1,0 +1,275 @@
+"""What a job store does, whatever it is made of: the record is the truth about a job.
+
+`contract.records.RedisJobStore` is the store that producers and workers share;
+`contract.memory_store.MemoryJobStore` behaves the same inside one process, for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError
+from contract.types import Job, JobError, JobState, Result, Timings
+
+Refusal = Literal["ended", "cancelled", "expired", "leased", "not_found"]
+Renewal = Literal["ok", "cancel_requested", "lost"]
+StopReason = Literal["cancelled", "expired", "lost"]
+
+MAX_DEADLINE_S = 366 * 86_400.0
+MAX_KEY_CHARS = 256
+# A record outlives its deadline by this and the result's TTL, so that a late commit finds it.
+COMMIT_GRACE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job to write, and on which terms. The store sets the job's times, attempt and fence."""
+
+    job: Job
+    input_digest: str  # over all that the caller asked for; decides what "the same input" is
+    idempotency_key: str | None = None
+    deadline_s: float | None = None  # from submit; None means `Settings.default_deadline_s`
+    max_queue: int | None = None  # jobs of this template that may wait at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """The outcome of a submit. `created` is False when the key named an earlier job."""
+
+    job_id: str
+    created: bool
+    state: JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """The job is the caller's until its lease ends; `job.fence` is needed to commit."""
+
+    job: Job
+    queued_s: float  # from submit to this claim, by the store's clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The job is not the caller's to run, and why."""
+
+    reason: Refusal
+    state: JobState | None  # None when there is no record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A record as a reader sees it."""
+
+    job: Job
+    state: JobState
+    worker: str  # of the last claim; "" before the first
+    finished_at: float | None
+    result: Result | None  # set exactly when `state.ended`
+    cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """A job ended; or, without a job id, notices of this tenant arrive from now on."""
+
+    tenant: str
+    job_id: str | None
+
+
+class NoticeStream(Protocol):
+    """One connection's view of jobs that end. A notice may be lost; the record is not."""
+
+    def follow(self, tenant: str) -> None:
+        """Ask for a tenant's notices; `next` confirms it with a notice without a job id."""
+        ...
+
+    def next(self, timeout: float) -> Notice | None:
+        """The next notice, or None after `timeout` seconds."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class JobStore(Protocol):
+    """Every method is atomic. All raise RedisUnreachable and RedisRefused where Redis is used."""
+
+    def submit(
+        self,
+        job: Job,
+        *,
+        input_digest: str,
+        idempotency_key: str | None = None,
+        deadline_s: float | None = None,
+        max_queue: int | None = None,
+    ) -> Submitted:
+        """Write a `queued` record, or find the one first written under the key.
+
+        Raises Conflict when the key was used with other input, or when the queue is full.
+        """
+        ...
+
+    def submit_many(self, submissions: Sequence[Submission]) -> list[Submitted | PrefillqError]:
+        """As `submit` for each, in few round trips; a refusal stands in its place, not raised."""
+        ...
+
+    def withdraw(self, job_id: str, *, idempotency_key: str | None = None) -> bool:
+        """Erase a record that nobody claimed and only one submit has returned."""
+        ...
+
+    def claim(self, job_id: str, worker_id: str, lease_s: float) -> Claimed | Refused:
+        """Take a queued job, or a running one whose lease ran out, for `lease_s` seconds."""
+        ...
+
+    def renew(self, job_id: str, fence: int, lease_s: float) -> Renewal:
+        """Move the lease's end to `lease_s` seconds from now, while the fence is the newest."""
+        ...
+
+    def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
+        """Why a running job should stop now; cheap enough to ask between decode steps."""
+        ...
+
+    def commit(self, result: Result, fence: int) -> bool:
+        """Write the result and end the job, if it runs under this fence.
+
+        False changes nothing. Repeating a commit that was written is True again, so that a
+        caller who lost the reply may retry. A result over `max_result_bytes` is written as
+        failed with the code `result_too_large` (see `fit_result`).
+        """
+        ...
+
+    def release(self, job_id: str, fence: int) -> bool:
+        """Put a running job back in the queue; the attempt does not count. False if lost."""
+        ...
+
+    def cancel(self, job_id: str) -> JobState:
+        """End a queued job; ask a running one to stop (the state returned tells which).
+
+        Raises Conflict when it has ended, NotFound when there is no record.
+        """
+        ...
+
+    def get(self, job_id: str) -> JobView:
+        """The record. Raises NotFound when there is none, or no more."""
+        ...
+
+    def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
+        """The state of each job in few round trips; None where there is no record."""
+        ...
+
+    def notices(self) -> NoticeStream:
+        """A new stream; nothing arrives before the first `follow`."""
+        ...
+
+
+def check_submission(submission: Submission) -> None:
+    """Raise InvalidInput for a deadline, key or limit that no record can carry."""
+    deadline_s, key = submission.deadline_s, submission.idempotency_key
+    if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
+        raise InvalidInput(
+            "not a deadline",
+            given=f"{deadline_s!r:.40} seconds",
+            expected=f"over 0, at most {MAX_DEADLINE_S:.0f} seconds",
+        )
+    if key is not None and not _usable_key(key):
+        raise InvalidInput(
+            "not an idempotency key",
+            given=f"{key!r:.80}",
+            expected=f"1 to {MAX_KEY_CHARS} characters of valid Unicode text",
+        )
+
+
+def _usable_key(key: object) -> bool:
+    if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS:
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in key)
+
+
+def check_ended(result: Result) -> None:
+    """Raise InvalidInput for a result whose status is no end."""
+    if not result.status.ended:
+        raise InvalidInput(
+            "only the end of a job can be committed",
+            given=f"status {result.status}",
+            expected="succeeded, failed, cancelled or expired",
+        )
+
+
+def end_without_result(job: Job, state: JobState, worker: str, finished_at: float) -> Result:
+    """The Result of a job that was cancelled or expired while nobody ran it."""
+    if state is JobState.EXPIRED:
+        error = JobError(
+            code="expired",
+            message="the deadline passed before a worker finished the job",
+            remedy="Give it a longer deadline, or start more workers for this template.",
+        )
+        reason: Literal["expired", "cancelled"] = "expired"
+    else:
+        error = JobError(code="cancelled", message="the job was cancelled")
+        reason = "cancelled"
+    return Result(
+        job_id=job.id,
+        ref=job.ref,
+        status=state,
+        finish_reason=reason,
+        timings=Timings(total_s=max(0.0, finished_at - job.created_at)),
+        worker=worker,
+        attempt=job.attempt,
+        error=error,
+    )
+
+
+def fit_result(result: Result, size: int, limit: int) -> Result:
+    """`result` itself if its `size` in bytes is within `limit`, else a failed one that says so."""
+    if size <= limit:
+        return result
+    return replace(
+        result,
+        status=JobState.FAILED,
+        text="",
+        choice=None,
+        token_ids=(),
+        finish_reason="error",
+        error=JobError(
+            code="result_too_large",
+            message=f"the result has {size} bytes, over the limit of {limit}",
+            remedy="Lower generation.max_new_tokens or raise PREFILLQ_MAX_RESULT_BYTES.",
+        ),
+    )
+
+
+def no_such_job(job_id: str) -> NotFound:
+    return NotFound(
+        "no such job",
+        given=job_id,
+        expected="a job of this Redis whose record has not expired",
+        remedy="It may have expired: records are kept for PREFILLQ_RESULT_TTL_S after the end.",
+    )
+
+
+def key_taken(job_id: str) -> Conflict:
+    return Conflict(
+        "this idempotency key was used with other input",
+        given=f"a request that differs from that of job {job_id}",
+        expected="the same template, variables and options",
+        remedy=f"Read job {job_id}, or choose another key.",
+    )
+
+
+def queue_full(job: Job, limit: int) -> Conflict:
+    return Conflict(
+        f"the queue of {job.ref.tenant}/{job.ref.template} is full",
+        given="one more job",
+        expected=f"at most {limit} waiting (limits.max_queue)",
+        remedy="Submit again when workers have caught up.",
+    )
+
+
+def already_ended(job_id: str, state: JobState) -> Conflict:
+    return Conflict(
+        "the job has ended and cannot be cancelled",
+        given=f"{job_id}, which is {state}",
+        expected="a job that is queued or running",
+    )

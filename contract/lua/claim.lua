@@ -1,0 +1,33 @@
+-- Gives a free job to a worker for one lease.
+--
+-- ARGV[4]  worker id
+-- ARGV[5]  length of the lease in seconds
+-- ARGV[6]  a token that differs from call to call
+--
+-- Returns {'claimed', seconds since submit, the record's fields and values}
+-- or {'cancelled' | 'expired' | 'ended' | 'leased', state} or {'not_found'}.
+
+local now = server_time()
+local state, free = settle(now)
+
+local function claimed()
+  return {'claimed', seconds(now - get_number('created_at')), redis.call('HGETALL', job.record)}
+end
+
+if not state then return {'not_found'} end
+if free then
+  local lease_until = seconds(now + tonumber(ARGV[5]))
+  redis.call('HINCRBY', job.record, 'attempt', 1)
+  redis.call('HINCRBY', job.record, 'fence', 1)
+  set('state', 'running', 'worker', ARGV[4], 'lease_until', lease_until, 'claim_token', ARGV[6])
+  leave_queue()
+  redis.call('ZADD', job.running, lease_until, job.id)
+  return claimed()
+end
+if state == 'running' then
+  -- The client repeats a call whose reply it lost: it holds the lease already.
+  if get('claim_token') == ARGV[6] then return claimed() end
+  return {'leased', state}
+end
+if state == 'cancelled' or state == 'expired' then return {state, state} end
+return {'ended', state}

@@ -1,0 +1,16 @@
+-- Writes a job's result, once, for the holder of the newest fence.
+--
+-- ARGV[4]  fence of the claim
+-- ARGV[5]  the state to end in
+-- ARGV[6]  the result, msgpack
+--
+-- Returns 1 if the record holds this result, 0 if nothing was changed.
+
+if held(ARGV[4]) then
+  set('result', ARGV[6])
+  finish(ARGV[5], server_time())
+  return 1
+end
+-- The client repeats a call whose reply it lost.
+if get('fence') == ARGV[4] and get('result') == ARGV[6] then return 1 end
+return 0

@@ -1,0 +1,70 @@
+-- Put in front of every job script by contract/records.py; not run by itself.
+--
+-- KEYS[1]  the job's record (hash)
+-- KEYS[2]  the tenant's queued jobs (sorted set: id by time of submit)
+-- KEYS[3]  the tenant's running jobs (sorted set: id by end of lease)
+-- ARGV[1]  the job's id
+-- ARGV[2]  how long the record is kept after the end, in milliseconds
+-- ARGV[3]  the tenant's channel of notices
+-- Scripts name what follows from KEYS[4] and ARGV[4] on.
+--
+-- One key is not in KEYS: a template's waiting set is not known before its record is read,
+-- so the record holds that key's name (field `waiting`). It lies under the tenant's prefix.
+--
+-- Time is the server's alone: workers' clocks may be minutes apart.
+
+local job = {
+  record = KEYS[1], queued = KEYS[2], running = KEYS[3],
+  id = ARGV[1], keep_ms = ARGV[2], channel = ARGV[3],
+}
+
+local function server_time()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+
+-- Lua's own conversion keeps 14 digits, too few for a time with its microseconds.
+local function seconds(value) return string.format('%.6f', value) end
+
+local function get(field) return redis.call('HGET', job.record, field) end
+
+local function get_number(field) return tonumber(get(field) or '') end
+
+local function set(...) redis.call('HSET', job.record, ...) end
+
+local function leave_queue()
+  redis.call('ZREM', job.queued, job.id)
+  redis.call('ZREM', get('waiting'), job.id)
+end
+
+local function finish(state, now)
+  set('state', state, 'finished_at', seconds(now))
+  leave_queue()
+  redis.call('ZREM', job.running, job.id)
+  redis.call('PEXPIRE', job.record, job.keep_ms)
+  redis.call('PUBLISH', job.channel, job.id)
+end
+
+-- Ends a job that nobody holds and that is cancelled or past its deadline.
+-- Returns its state (nil without a record) and whether a worker may take it now.
+local function settle(now)
+  local state = get('state')
+  if not state then
+    redis.call('ZREM', job.queued, job.id)
+    redis.call('ZREM', job.running, job.id)
+    return nil, false
+  end
+  local free = state == 'queued' or (state == 'running' and get_number('lease_until') <= now)
+  if not free then return state, false end
+  if get('cancel_requested') == '1' then
+    state = 'cancelled'
+  elseif get_number('deadline_at') <= now then
+    state = 'expired'
+  else
+    return state, true
+  end
+  finish(state, now)
+  return state, false
+end
+
+local function held(fence) return get('state') == 'running' and get('fence') == fence end

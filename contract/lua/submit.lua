@@ -1,0 +1,50 @@
+-- Writes a queued record once; the same idempotency key finds the first one again.
+--
+-- KEYS[4]  jobs of the template that wait (sorted set: id by deadline)
+-- KEYS[5]  the idempotency key (string: id of the first job), or absent
+-- ARGV[4]  seconds until the deadline
+-- ARGV[5]  milliseconds that the record outlives its deadline
+-- ARGV[6]  how many jobs of the template may wait, or '' for no limit
+-- ARGV[7]  digest of the input
+-- ARGV[8..] further fields of the record and their values
+--
+-- Returns {'created' | 'existing' | 'conflict', id, state} or {'full'}.
+-- The record of the key's first job is not in KEYS: its name is read from KEYS[5] and differs
+-- from KEYS[1] in the last 32 characters only.
+
+local waiting, idempotency = KEYS[4], KEYS[5]
+local now = server_time()
+
+-- The client repeats a call whose reply it lost.
+if get('state') then return {'created', job.id, get('state')} end
+
+if idempotency then
+  local first = redis.call('GET', idempotency)
+  if first then
+    local record = string.sub(job.record, 1, -33) .. string.sub(first, -32)
+    local state = redis.call('HGET', record, 'state')
+    if state then
+      if redis.call('HGET', record, 'input_digest') ~= ARGV[7] then
+        return {'conflict', first, state}
+      end
+      redis.call('HINCRBY', record, 'submits', 1)
+      return {'existing', first, state}
+    end
+  end
+end
+
+redis.call('ZREMRANGEBYSCORE', waiting, '-inf', seconds(now))
+if ARGV[6] ~= '' and redis.call('ZCARD', waiting) >= tonumber(ARGV[6]) then return {'full'} end
+
+local deadline_at = now + tonumber(ARGV[4])
+local life_ms = math.ceil(tonumber(ARGV[4]) * 1000 + tonumber(ARGV[5]))
+set('state', 'queued', 'input_digest', ARGV[7], 'waiting', waiting, 'submits', '1',
+  'created_at', seconds(now), 'deadline_at', seconds(deadline_at),
+  'attempt', '0', 'fence', '0', unpack(ARGV, 8))
+redis.call('PEXPIRE', job.record, string.format('%d', life_ms))
+redis.call('ZADD', job.queued, seconds(now), job.id)
+redis.call('ZADD', waiting, seconds(deadline_at), job.id)
+if idempotency then
+  redis.call('SET', idempotency, job.id, 'PX', string.format('%d', life_ms))
+end
+return {'created', job.id, 'queued'}
