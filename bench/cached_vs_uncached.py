@@ -23,7 +23,7 @@ from templates.examples import example_paths
 from templates.fill import fill
 from templates.spec import TemplateSpec, load_spec
 from templates.tokenizer import TemplateTokenizer
-from worker.device import parse_dtype, pick_device
+from worker.device import default_dtype, pick_device
 from worker.engine.base import Generation, GenerationRequest
 from worker.engine.reference import ReferenceEngine
 from worker.model import load_model
@@ -53,7 +53,7 @@ def main(*, jobs: int, new_tokens: int, as_json: bool) -> None:
     settings = Settings.load()
     folder = fetch_model(DEFAULT_MODEL, settings)
     device = pick_device("auto")
-    model = load_model(folder, device=device, dtype=parse_dtype("auto", device))
+    model = load_model(folder, device=device, dtype=default_dtype(device))
     engine = ReferenceEngine(model)
     spec = triage()
     compiled = compile_template(spec, folder, TemplateTokenizer.load(folder.path))

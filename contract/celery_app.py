@@ -14,7 +14,7 @@ from contract.settings import Settings
 
 if TYPE_CHECKING:
     from celery import Celery
-    from kombu import Queue
+    from kombu import Producer, Queue
 
 TASK_NAME = "prefillq.run"
 
@@ -73,9 +73,17 @@ def make_queue(tenant: str, template: str) -> Queue:
     return Queue(name, Exchange("prefillq", type="direct"), routing_key=name)
 
 
-def ring(app: Celery, tenant: str, template: str, job_id: str) -> None:
-    """Tell the workers of a template that a job is queued.
+def ring(
+    app: Celery, tenant: str, template: str, job_id: str, *, producer: Producer | None = None
+) -> None:
+    """Tell the workers of a template that a job is queued, over `producer` or the app's pool.
 
     Raises kombu's OperationalError when the broker does not answer.
     """
-    app.send_task(TASK_NAME, args=(job_id,), queue=make_queue(tenant, template), ignore_result=True)
+    app.send_task(
+        TASK_NAME,
+        args=(job_id,),
+        queue=make_queue(tenant, template),
+        ignore_result=True,
+        producer=producer,
+    )

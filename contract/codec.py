@@ -96,15 +96,12 @@ def pack(value: object, *, path: str = "$") -> bytes:
 def unpack(data: bytes) -> Any:
     """Decode what `pack` wrote. Raises CodecError on anything else."""
     try:
-        return msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=True,
-            max_buffer_size=len(data),
-        )
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        value = msgpack.unpackb(data, raw=False, strict_map_key=True)
+        check_plain(value)  # msgpack knows dates, bytes and extensions; our messages do not
+    except (ValueError, msgpack.UnpackException, RecursionError, InvalidInput) as error:
         raise CodecError(
             "these bytes are not a msgpack message of ours",
             given=f"{len(data)} bytes ({type(error).__name__})",
             expected="a message written by contract.codec.pack",
         ) from error
+    return value

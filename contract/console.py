@@ -36,7 +36,7 @@ def json_option(function: _F) -> _F:
     return decorate(function)
 
 
-def _remember(ctx: click.Context, _option: click.Parameter, value: bool) -> bool:  # noqa: FBT001
+def _remember(ctx: click.Context, _option: click.Parameter, value: bool) -> bool:
     ctx.meta[_JSON] = value
     return value
 

@@ -7,7 +7,10 @@ The command line turns `exit_code` into the process's exit status and `code` int
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from contract.types import Result
 
 
 class PrefillqError(Exception):
@@ -116,10 +119,19 @@ class Conflict(PrefillqError):
 
 
 class JobFailed(PrefillqError):
-    """The job ended without an answer: failed, cancelled or expired."""
+    """The job ended without an answer: failed, cancelled or expired. `result` says all of it."""
 
     code = "job_failed"
     exit_code = 8
+
+    def __init__(self, result: Result) -> None:
+        error = result.error
+        super().__init__(
+            f"job {result.job_id} is {result.status}",
+            given=None if error is None else f"{error.code}: {error.message}",
+            remedy="" if error is None else error.remedy,
+        )
+        self.result = result
 
 
 class CodecError(PrefillqError):

@@ -253,7 +253,7 @@ def key_taken(job_id: str) -> Conflict:
     return Conflict(
         "this idempotency key was used with other input",
         given=f"a request that differs from that of job {job_id}",
-        expected="the same template, variables and options",
+        expected="the same template, variables and use_cache",
         remedy=f"Read job {job_id}, or choose another key.",
     )
 

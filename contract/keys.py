@@ -28,6 +28,11 @@ def queued(tenant: str) -> str:
     return f"pq:{tenant}:queued"
 
 
+def waiting(tenant: str, template: str) -> str:
+    """Sorted set: ids of a template's queued jobs by deadline; its size is the queue's length."""
+    return f"pq:{tenant}:template:{template}:waiting"
+
+
 def running(tenant: str) -> str:
     """Sorted set: ids of running jobs by the end of their lease."""
     return f"pq:{tenant}:running"

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -46,7 +45,7 @@ def model_path(name: str, settings: Settings) -> Path:
         return Path(name)
     # The hub forbids "--" and ".." in ids too, so no two names share a folder.
     if _NAME.fullmatch(name) and "--" not in name and ".." not in name:
-        return settings.models_dir / name.replace("/", "--")
+        return _models_dir(settings) / name.replace("/", "--")
     raise ModelError(
         "not a model's name",
         given=repr(name)[:120],
@@ -88,13 +87,14 @@ def find_model(name: str, settings: Settings, *, verify: bool = False) -> ModelF
 def stored_models(settings: Settings) -> dict[str, Path]:
     """Names and folders of the models at hand: those fetched, and local folders once checked."""
     found: dict[str, Path] = {}
-    if settings.models_dir.is_dir():
-        for folder in sorted(settings.models_dir.iterdir()):
+    models_dir = _models_dir(settings)
+    if models_dir.is_dir():
+        for folder in sorted(models_dir.iterdir()):
             if folder.is_dir() and not folder.name.startswith("."):
                 found[folder.name.replace("--", "/")] = folder
     for file in sorted(_memory_dir(settings).glob("*.json")):
         path = Path(_load(file).get("path", ""))
-        if path.is_absolute() and path.parent != settings.models_dir and path.is_dir():
+        if path.is_absolute() and path.parent != models_dir and path.is_dir():
             found[str(path)] = path
     return found
 
@@ -122,6 +122,7 @@ def _recall(path: Path, stamp: Stamp, settings: Settings) -> ModelFolder | None:
 def _remember(path: Path, stamp: Stamp, folder: ModelFolder, settings: Settings) -> None:
     _remembered[path] = (stamp, folder)
     file = _memory_file(path, settings)
+    temporary = file.with_suffix(f".{os.getpid()}")
     data = {
         "format": _FORMAT,
         "path": str(path),
@@ -130,15 +131,18 @@ def _remember(path: Path, stamp: Stamp, folder: ModelFolder, settings: Settings)
     }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as temporary:
-            json.dump(data, temporary)
-        os.replace(temporary.name, file)
+        temporary.write_text(json.dumps(data), "utf-8")
+        temporary.replace(file)
     except OSError as error:  # a read-only cache only costs time: the next process hashes again
         _log.debug("model_digest_not_remembered", path=str(file), reason=str(error))
 
 
+def _models_dir(settings: Settings) -> Path:
+    return settings.models_dir.absolute()
+
+
 def _memory_dir(settings: Settings) -> Path:
-    return settings.models_dir / ".digests"
+    return _models_dir(settings) / ".digests"
 
 
 def _memory_file(path: Path, settings: Settings) -> Path:

@@ -1,30 +1,22 @@
 """The job record in Redis, and the scripts that move a job from state to state.
 
-A record is a hash at `keys.job(id)`:
-
-- what was asked: `template`, `version`, `digest`, `input` (msgpack), `input_digest`, `use_cache`
-- when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
-- who runs it: `attempt`, `fence`, `worker`, `lease_until`, `claim_token`
-- how it ends: `state`, `cancel_requested`, `result` (msgpack)
-- book-keeping: `waiting` (name of the template's waiting set), `submits`
-
-It expires at its deadline plus the result's TTL and a grace, and `result_ttl_s` after its end,
-so that whatever happens to producers and workers, Redis forgets it.
+A record expires at its deadline plus the result's TTL and a grace, and `result_ttl_s` after
+its end, so that whatever happens to producers and workers, Redis forgets it. Its fields are in
+`contract.record_hash`.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
-from itertools import batched
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from redis.client import Pipeline
 
 from contract import keys
-from contract.codec import pack, unpack
+from contract.codec import pack
 from contract.errors import PrefillqError
 from contract.ids import tenant_of
 from contract.job_store import (
@@ -34,6 +26,7 @@ from contract.job_store import (
     JobView,
     Notice,
     NoticeStream,
+    Refusal,
     Refused,
     Renewal,
     StopReason,
@@ -42,15 +35,15 @@ from contract.job_store import (
     already_ended,
     check_ended,
     check_submission,
-    end_without_result,
     fit_result,
     key_taken,
     no_such_job,
     queue_full,
 )
+from contract.record_hash import asked, job_of, pairs, view_of
 from contract.redis_client import Client, errors_explained, text
 from contract.settings import Settings
-from contract.types import Job, JobState, Result, VersionRef
+from contract.types import Job, JobState, Result
 
 __all__ = [
     "Claimed",
@@ -65,6 +58,8 @@ __all__ = [
     "Submission",
     "Submitted",
 ]
+
+T = TypeVar("T")
 
 _SCRIPTS = (
     "submit",
@@ -111,15 +106,15 @@ class RedisJobStore:
             deadline_s=deadline_s,
             max_queue=max_queue,
         )
-        with errors_explained(self._settings):
-            reply = self._send_submit(submission)
-        outcome = _submitted(submission, reply)
+        [outcome] = self.submit_many([submission])
         if isinstance(outcome, PrefillqError):
             raise outcome
         return outcome
 
     def submit_many(self, submissions: Sequence[Submission]) -> list[Submitted | PrefillqError]:
         outcomes: list[Submitted | PrefillqError] = []
+        for submission in submissions:
+            check_submission(submission)
         for group in _groups(submissions):
             with errors_explained(self._settings):
                 pipe = self._client.pipeline(transaction=False)
@@ -134,19 +129,18 @@ class RedisJobStore:
             ]
         return outcomes
 
-    def _send_submit(self, submission: Submission, pipe: Pipeline | None = None) -> Any:
-        check_submission(submission)
+    def _send_submit(self, submission: Submission, pipe: Pipeline) -> None:
         job, key = submission.job, submission.idempotency_key
         tenant, template = job.ref.tenant, job.ref.template
         deadline_s = submission.deadline_s or self._settings.default_deadline_s
-        return self._run(
+        self._run(
             "submit",
             job.id,
             deadline_s,
             round((self._settings.result_ttl_s + COMMIT_GRACE_S) * 1000),
             "" if submission.max_queue is None else submission.max_queue,
             submission.input_digest,
-            *_asked(job),
+            *asked(job),
             more_keys=[
                 keys.waiting(tenant, template),
                 *([] if key is None else [keys.idempotency(tenant, key)]),
@@ -166,13 +160,13 @@ class RedisJobStore:
     def claim(self, job_id: str, worker_id: str, lease_s: float) -> Claimed | Refused:
         with errors_explained(self._settings):
             reply = self._run("claim", job_id, worker_id, lease_s, secrets.token_hex(8))
-        match [text(part) if isinstance(part, bytes) else part for part in reply]:
-            case ["claimed", queued_s, record]:
-                return Claimed(job=_job(job_id, _pairs(record)), queued_s=float(queued_s))
-            case ["not_found"]:
+        match reply:
+            case [b"claimed", queued_s, record]:
+                return Claimed(job=job_of(job_id, pairs(record)), queued_s=float(queued_s))
+            case [b"not_found"]:
                 return Refused(reason="not_found", state=None)
             case [reason, state]:
-                return Refused(reason=reason, state=JobState(state))
+                return Refused(reason=cast(Refusal, text(reason)), state=JobState(text(state)))
         raise _unexpected("claim", reply)
 
     def renew(self, job_id: str, fence: int, lease_s: float) -> Renewal:
@@ -217,7 +211,7 @@ class RedisJobStore:
             _, record = pipe.execute()
         if not record:
             raise no_such_job(job_id)
-        return _view(job_id, record)
+        return view_of(job_id, record)
 
     def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
         replies: list[Any] = []
@@ -261,18 +255,21 @@ class RedisNotices:
 
     def __init__(self, client: Client, settings: Settings) -> None:
         self._settings = settings
-        self._pubsub: Any = client.pubsub()
+        self._pubsub: Any = cast(Any, client).pubsub()  # redis-py gives it no types
+        self._tenants: dict[str, str] = {}  # channel -> tenant
 
     def follow(self, tenant: str) -> None:
+        channel = keys.notices(tenant)
+        self._tenants[channel] = tenant
         with errors_explained(self._settings):
-            self._pubsub.subscribe(keys.notices(tenant))
+            self._pubsub.subscribe(channel)
 
     def next(self, timeout: float) -> Notice | None:
         with errors_explained(self._settings):
             message = self._pubsub.get_message(timeout=timeout)
         if message is None:
             return None
-        tenant = keys.tenant_of_notices(text(message["channel"]))
+        tenant = self._tenants[text(message["channel"])]
         if message["type"] == "subscribe":
             return Notice(tenant=tenant, job_id=None)
         return Notice(tenant=tenant, job_id=text(message["data"]))
@@ -281,8 +278,9 @@ class RedisNotices:
         self._pubsub.close()
 
 
-def _groups[T](items: Sequence[T]) -> Iterable[tuple[T, ...]]:
-    return batched(items, _BATCH)
+def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]
 
 
 def _submitted(submission: Submission, reply: Any) -> Submitted | PrefillqError:
@@ -292,68 +290,9 @@ def _submitted(submission: Submission, reply: Any) -> Submitted | PrefillqError:
         case ["conflict", job_id, _]:
             return key_taken(job_id)
         case [outcome, job_id, state]:
-            return Submitted(
-                job_id=job_id, created=outcome == "created", state=JobState(state)
-            )
+            return Submitted(job_id=job_id, created=outcome == "created", state=JobState(state))
     return _unexpected("submit", reply)
 
 
 def _unexpected(script: str, reply: object) -> PrefillqError:
     return PrefillqError(f"the script {script} of another version answered", given=f"{reply!r:.80}")
-
-
-def _asked(job: Job) -> list[str | bytes | int]:
-    """What was asked, as fields and values of the record."""
-    return [
-        "template",
-        job.ref.template,
-        "version",
-        job.ref.version,
-        "digest",
-        job.ref.digest,
-        "use_cache",
-        int(job.use_cache),
-        "input",
-        pack(job.variables),
-    ]
-
-
-def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _job(job_id: str, record: dict[bytes, bytes]) -> Job:
-    return Job(
-        id=job_id,
-        ref=VersionRef(
-            tenant=tenant_of(job_id),
-            template=text(record[b"template"]),
-            version=int(record[b"version"]),
-            digest=text(record[b"digest"]),
-        ),
-        variables=unpack(record[b"input"]),
-        use_cache=record[b"use_cache"] == b"1",
-        created_at=float(record[b"created_at"]),
-        deadline_at=float(record[b"deadline_at"]),
-        attempt=int(record[b"attempt"]),
-        fence=int(record[b"fence"]),
-    )
-
-
-def _view(job_id: str, record: dict[bytes, bytes]) -> JobView:
-    job, state = _job(job_id, record), JobState(text(record[b"state"]))
-    worker = text(record.get(b"worker", b""))
-    finished_at = float(record[b"finished_at"]) if state.ended else None
-    result = None
-    if b"result" in record:
-        result = Result.from_dict(unpack(record[b"result"]))
-    elif finished_at is not None:
-        result = end_without_result(job, state, worker, finished_at)
-    return JobView(
-        job=job,
-        state=state,
-        worker=worker,
-        finished_at=finished_at,
-        result=result,
-        cancel_requested=record.get(b"cancel_requested") == b"1",
-    )

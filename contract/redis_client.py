@@ -1,7 +1,8 @@
 """Redis connections that give up in bounded time, and errors that say what to do.
 
 Both socket timeouts are set on every connection: a half-open socket otherwise blocks a
-command for ever. One retry covers a connection that the server closed while it was idle.
+command for ever. One retry covers a connection that the server closed while it was idle; a
+timeout is not tried again, since that would double the wait for a server that is away.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def connect(settings: Settings, *, timeout_s: float | None = None) -> Client:
         socket_timeout=seconds,
         socket_connect_timeout=seconds,
         socket_keepalive=None if settings.redis_url.startswith("unix") else True,
-        retry=Retry(NoBackoff(), 1),
+        retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         health_check_interval=30,
         client_name="prefillq",
     )

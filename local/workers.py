@@ -45,7 +45,7 @@ class WorkerProcess:
         """Start the process without waiting for it."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "producer.cli", "worker", "start", *self._options],
+                [sys.executable, "-m", "producer", "worker", "start", *self._options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -23,8 +23,8 @@ INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
 
 # Listed without importing the commands: their modules may need what is not installed.
 _SUMMARIES = {
-    "demo": "Run everything once on this machine: Redis, worker, templates, jobs.",
-    "models": "Fetch models and list those at hand.",
+    "demo": "Start Redis and a worker here, publish the examples, run jobs, show results, stop.",
+    "models": "Fetch models and see which are at hand.",
     "templates": "Publish prompt templates and look after their versions.",
     "worker": "Run workers and see what they hold.",
 }
@@ -108,7 +108,7 @@ class RootGroup(click.Group):
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     help="What to log on stderr. Workers start from info, other commands from warning.",
 )
-@click.version_option(package_name="prefillq", message="%(prog)s %(version)s")
+@click.version_option(package_name="prefillq", message="prefillq %(version)s")
 @click.pass_context
 def main(
     ctx: click.Context, *, redis_url: str | None, cache_dir: Path | None, log_level: str | None

@@ -130,6 +130,8 @@ def _first_filled(segments: tuple[Segment, ...]) -> int:
 def _head_ids(compiled: CompiledTemplate, tokenizer: TemplateTokenizer) -> tuple[int, ...]:
     """Ids before `_first_filled`, the same for every job."""
     start = _first_filled(compiled.segments)
+    if start == 0:
+        return ()
     # The control token at `start` may take white space off the text before it.
     ids = tokenizer.encode_segments(_texts(compiled.segments[: start + 1], {}))
     return ids[:-1] if start < len(compiled.segments) else ids

@@ -141,7 +141,9 @@ def parse_spec(data: object, *, source: str = "the template") -> TemplateSpec:
         check_plain(data)
         return TemplateSpec.model_validate(data)
     except InvalidInput as error:
-        raise SpecInvalid(f"{source} holds a value that YAML or JSON text cannot", given=error)
+        raise SpecInvalid(
+            f"{source} holds a value that YAML or JSON text cannot", given=error
+        ) from error
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the whole file"
@@ -178,7 +180,7 @@ def load_documents(path: Path) -> tuple[object, ...]:
             raise SpecInvalid(
                 f"{path} is too large", given=f"{size} bytes", expected=f"{MAX_SPEC_BYTES} at most"
             )
-        return tuple(yaml.load_all(path.read_text("utf-8"), Loader=_NoAliases))  # noqa: S506 - safe
+        return tuple(yaml.load_all(path.read_text("utf-8"), Loader=_NoAliases))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise SpecInvalid(
             f"{path} cannot be read as YAML", given=" ".join(str(error).split())[:200]

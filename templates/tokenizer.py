@@ -167,12 +167,18 @@ class TemplateTokenizer:
         if found == expected:
             return
         name = {id_: text for text, id_ in self.control_tokens.items()}
-        odd = sorted({name[id_] for id_ in found if found.count(id_) > expected.count(id_)})
+        if forged := {name[id_] for id_ in found if found.count(id_) > expected.count(id_)}:
+            raise InvalidInput(
+                "the tokenizer makes a control token from ordinary text",
+                given=", ".join(sorted(forged)),
+                expected=f"{len(expected)} control tokens, those of the template",
+                remedy="Take characters that this model does not know out of the text.",
+            )
         raise InvalidInput(
-            "the tokenizer does not keep control tokens and ordinary text apart",
-            given=f"{', '.join(odd)} made from ordinary text" if odd else "a control token lost",
-            expected=f"{len(expected)} control tokens, those of the template",
-            remedy="Take the characters that this model cannot represent out of the variables.",
+            "the tokenizer does not read the template's control tokens as such",
+            given=f"{len(found)} found",
+            expected=f"{len(expected)}: {', '.join(dict.fromkeys(name[id_] for id_ in expected))}",
+            remedy="Use a model whose tokenizer.json has 'normalized': false on them.",
         )
 
 
@@ -181,41 +187,36 @@ def _build(data: Mapping[str, Any]) -> Tokenizer:
     plain = {**data, "post_processor": None, "truncation": None, "padding": None}
     try:
         return Tokenizer.from_str(json.dumps(plain))
-    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+    except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"not a tokenizer: {error}") from error
 
 
 def _respell(data: dict[str, Any], respelt: Mapping[int, str]) -> dict[str, Any]:
     """The same tokenizer with other names for some ids, in the added tokens and the model."""
-    model = data["model"]
+    model = dict(data["model"])
     vocab: Any = model["vocab"]
-    old_names = (
-        {token for token, id_ in vocab.items() if id_ in respelt}
-        if isinstance(vocab, dict)
-        else set()
-    )
-    changed = dict(model)
-    if isinstance(vocab, dict):
-        changed["vocab"] = {respelt.get(id_, token): id_ for token, id_ in vocab.items()}
-        if model.get("unk_token") in old_names:
-            changed["unk_token"] = respelt[vocab[model["unk_token"]]]
-    else:  # Unigram: a list, where the place is the id
-        changed["vocab"] = [
+    if isinstance(vocab, list):  # Unigram, where the place is the id
+        model["vocab"] = [
             (respelt.get(id_, piece), score) for id_, (piece, score) in enumerate(vocab)
         ]
-    if "merges" in model:
-        # A merge that makes a control token, or starts from one, is what must not happen.
-        skip = len(model.get("continuing_subword_prefix") or "")
-        changed["merges"] = [
-            (left, right)
-            for left, right in model["merges"]
-            if old_names.isdisjoint((left, right, left + right[skip:]))
-        ]
+    else:
+        new_names = {token: respelt[id_] for token, id_ in vocab.items() if id_ in respelt}
+        model["vocab"] = {new_names.get(token, token): id_ for token, id_ in vocab.items()}
+        if model.get("unk_token") in new_names:
+            model["unk_token"] = new_names[model["unk_token"]]
+        if "merges" in model:
+            # A merge that makes a control token, or starts from one, is what must not happen.
+            skip = len(model.get("continuing_subword_prefix") or "")
+            model["merges"] = [
+                (left, right)
+                for left, right in model["merges"]
+                if new_names.keys().isdisjoint((left, right, left + right[skip:]))
+            ]
     added = [
         {**token, "content": respelt.get(token["id"], token["content"])}
         for token in data["added_tokens"]
     ]
-    return {**data, "model": changed, "added_tokens": added}
+    return {**data, "model": model, "added_tokens": added}
 
 
 def _blank(token: AddedToken) -> bool:

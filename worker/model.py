@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -44,7 +45,7 @@ def load_model(folder: ModelFolder, *, device: torch.device, dtype: torch.dtype)
                 given=folder.architecture,
                 expected="a decoder-only language model",
             )
-        module, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder.path,
             config=config,
             dtype=dtype,
@@ -53,6 +54,7 @@ def load_model(folder: ModelFolder, *, device: torch.device, dtype: torch.dtype)
             use_safetensors=True,
             output_loading_info=True,
         )
+        module, report = loaded
         lacking = sorted(report["missing_keys"]) + sorted(str(k) for k in report["mismatched_keys"])
         if lacking:
             raise ModelError(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from contract.logs import get_logger
 from contract.types import CacheInfo, CacheState, VersionRef
 from templates.version import PublishedVersion
-from worker.engine.base import Engine
+from worker.engine.base import Engine, NonFiniteLogits, PrefixUnsupported
 from worker.engine.parity import Parity, check_parity
 from worker.model import LoadedModel
 from worker.prefix.cache import EntryTooLarge, PrefixCache
@@ -91,10 +91,11 @@ class PrefixService:
                 leased = stack.enter_context(
                     self.cache.lease(key, lambda: self._build(key, version, ids))
                 )
-            except EntryTooLarge as error:
+            except (EntryTooLarge, PrefixUnsupported, NonFiniteLogits) as error:
+                # No prefix is no reason to fail a job: it runs as it would without prefillq.
                 log.warning("prefix_not_cached", version=str(version.ref), reason=str(error))
-                over = CacheInfo(state=CacheState.MISS, reason="over_budget")
-                served = Served(entry=None, cache=over, verify_s=verify_s)
+                uncached = CacheInfo(state=CacheState.MISS, reason=error.code)
+                served = Served(entry=None, cache=uncached, verify_s=verify_s)
             else:
                 served = self._verified(key, leased.entry, leased.state, ids, verify_s)
             yield served

@@ -17,7 +17,7 @@ from templates.fill import fill
 from templates.registry import Registry
 from templates.version import PublishedVersion
 from worker.catalog import Catalog, Served
-from worker.device import parse_dtype, pick_device
+from worker.device import default_dtype, parse_dtype, pick_device
 from worker.engine.reference import ReferenceEngine
 from worker.identity import new_worker_id
 from worker.leases import LeaseKeeper
@@ -71,9 +71,9 @@ class WorkerService:
 
             torch.set_num_threads(self.options.threads)
         device = pick_device(self.options.device)
-        self.model = load_model(
-            self.folder, device=device, dtype=parse_dtype(self.options.dtype, device)
-        )
+        asked = self.options.dtype
+        dtype = default_dtype(device) if asked == "auto" else parse_dtype(asked)
+        self.model = load_model(self.folder, device=device, dtype=dtype)
         self.engine = ReferenceEngine(self.model)
         self.prefixes = PrefixService(
             cache=PrefixCache(self.options.cache_bytes), engine=self.engine, model=self.model

@@ -213,12 +213,7 @@ class PrefixCache:
     ) -> _Slot:
         try:
             entry = build()
-            if entry.key != key:
-                raise PrefillqError(
-                    "a prefix was built for another key than was asked",
-                    given=entry.key,
-                    expected=key,
-                )
+            _check_key(entry, key)
             with self._lock:
                 self._make_room(key, entry.nbytes)
                 slot = self._slots[key] = _Slot(entry)
@@ -267,3 +262,10 @@ class PrefixCache:
     def _bytes(self) -> int:
         held = sum(slot.entry.nbytes for slot in self._slots.values())
         return held + sum(slot.entry.nbytes for slot in self._leaving)
+
+
+def _check_key(entry: PrefixEntry, key: PrefixKey) -> None:
+    if entry.key != key:
+        raise PrefillqError(
+            "a prefix was built for another key than was asked", given=entry.key, expected=key
+        )

@@ -18,8 +18,8 @@ def verify_prefix(prefix_ids: Sequence[int], job_ids: Sequence[int]) -> str:
     # Tuples compare in C: 8k ids take some tens of microseconds.
     prefix, head = tuple(prefix_ids), tuple(job_ids[:length])
     if prefix != head:
-        pairs = zip(prefix, head, strict=True)
-        return f"ids_differ_at={next(i for i, (ours, theirs) in enumerate(pairs) if ours != theirs)}"
+        pairs = enumerate(zip(prefix, head, strict=True))
+        return f"ids_differ_at={next(at for at, (ours, theirs) in pairs if ours != theirs)}"
     if len(job_ids) == length:
         return f"nothing_beyond_prefix={length}"
     return ""

@@ -1,0 +1,315 @@
+"""The job store in one process's memory, for tests of what runs on top of it.
+
+Same behaviour as `contract.records.RedisJobStore`, shown by the same tests; the clock is the
+caller's, so that leases and deadlines can be tested without waiting.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from contract.codec import pack, unpack
+from contract.errors import PrefillqError
+from contract.ids import tenant_of
+from contract.job_store import (
+    COMMIT_GRACE_S,
+    Claimed,
+    JobView,
+    Notice,
+    NoticeStream,
+    Refused,
+    Renewal,
+    StopReason,
+    Submission,
+    Submitted,
+    already_ended,
+    check_ended,
+    check_submission,
+    end_without_result,
+    fit_result,
+    key_taken,
+    no_such_job,
+    queue_full,
+)
+from contract.settings import Settings
+from contract.types import Job, JobState, Result
+
+
+@dataclass(slots=True, kw_only=True)
+class _Record:
+    job: Job
+    input_digest: str
+    expires_at: float
+    deadline_at: float
+    state: JobState = JobState.QUEUED
+    submits: int = 1
+    worker: str = ""
+    lease_until: float = 0.0
+    cancel_requested: bool = False
+    result: Result | None = None
+    finished_at: float | None = None
+
+
+class MemoryJobStore:
+    """`JobStore` in memory; one lock makes every method atomic."""
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._records: dict[str, _Record] = {}
+        self._first_of_key: dict[tuple[str, str], str] = {}  # (tenant, idempotency key) -> job id
+        self._streams: list[_MemoryNotices] = []
+
+    def submit(
+        self,
+        job: Job,
+        *,
+        input_digest: str,
+        idempotency_key: str | None = None,
+        deadline_s: float | None = None,
+        max_queue: int | None = None,
+    ) -> Submitted:
+        outcome = self._submit(
+            Submission(
+                job=job,
+                input_digest=input_digest,
+                idempotency_key=idempotency_key,
+                deadline_s=deadline_s,
+                max_queue=max_queue,
+            )
+        )
+        if isinstance(outcome, PrefillqError):
+            raise outcome
+        return outcome
+
+    def submit_many(self, submissions: Sequence[Submission]) -> list[Submitted | PrefillqError]:
+        return [self._submit(submission) for submission in submissions]
+
+    def _submit(self, submission: Submission) -> Submitted | PrefillqError:
+        check_submission(submission)
+        job = submission.job
+        variables = unpack(pack(job.variables))
+        tenant, key = tenant_of(job.id), submission.idempotency_key
+        with self._lock:
+            now = self._clock()
+            if own := self._live(job.id):
+                return Submitted(job_id=job.id, created=True, state=own.state)
+            first_id = None if key is None else self._first_of_key.get((tenant, key))
+            if first_id and (first := self._live(first_id)):
+                if first.input_digest != submission.input_digest:
+                    return key_taken(first_id)
+                first.submits += 1
+                return Submitted(job_id=first_id, created=False, state=first.state)
+            limit = submission.max_queue
+            if limit is not None and self._waiting(job, now) >= limit:
+                return queue_full(job, limit)
+            deadline_at = now + (submission.deadline_s or self._settings.default_deadline_s)
+            self._records[job.id] = _Record(
+                job=replace(
+                    job,
+                    variables=variables,
+                    created_at=now,
+                    deadline_at=deadline_at,
+                    attempt=0,
+                    fence=0,
+                ),
+                input_digest=submission.input_digest,
+                deadline_at=deadline_at,
+                expires_at=deadline_at + self._settings.result_ttl_s + COMMIT_GRACE_S,
+            )
+            if key is not None:
+                self._first_of_key[tenant, key] = job.id
+        return Submitted(job_id=job.id, created=True, state=JobState.QUEUED)
+
+    def withdraw(self, job_id: str, *, idempotency_key: str | None = None) -> bool:
+        tenant = tenant_of(job_id)
+        with self._lock:
+            record = self._live(job_id)
+            if record is None:
+                return True
+            unseen = record.job.fence == 0 and record.submits == 1
+            if record.state is not JobState.QUEUED or not unseen:
+                return False
+            del self._records[job_id]
+            if idempotency_key and self._first_of_key.get((tenant, idempotency_key)) == job_id:
+                del self._first_of_key[tenant, idempotency_key]
+        return True
+
+    def claim(self, job_id: str, worker_id: str, lease_s: float) -> Claimed | Refused:
+        tenant_of(job_id)
+        with self._lock:
+            record, free = self._settled(job_id)
+            if record is None:
+                return Refused(reason="not_found", state=None)
+            match record.state:
+                case JobState.CANCELLED:
+                    return Refused(reason="cancelled", state=record.state)
+                case JobState.EXPIRED:
+                    return Refused(reason="expired", state=record.state)
+                case state if state.ended:
+                    return Refused(reason="ended", state=state)
+            if not free:
+                return Refused(reason="leased", state=record.state)
+            now, job = self._clock(), record.job
+            record.job = replace(job, attempt=job.attempt + 1, fence=job.fence + 1)
+            record.state, record.worker = JobState.RUNNING, worker_id
+            record.lease_until = now + lease_s
+            return Claimed(job=record.job, queued_s=now - job.created_at)
+
+    def renew(self, job_id: str, fence: int, lease_s: float) -> Renewal:
+        with self._lock:
+            record = self._held(job_id, fence)
+            if record is None:
+                return "lost"
+            record.lease_until = self._clock() + lease_s
+            return "cancel_requested" if record.cancel_requested else "ok"
+
+    def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
+        with self._lock:
+            record = self._held(job_id, fence)
+            if record is None:
+                return "lost"
+            if record.cancel_requested:
+                return "cancelled"
+            return "expired" if record.deadline_at <= self._clock() else None
+
+    def commit(self, result: Result, fence: int) -> bool:
+        check_ended(result)
+        size = len(pack(result.to_dict()))
+        result = fit_result(result, size, self._settings.max_result_bytes)
+        with self._lock:
+            record = self._held(result.job_id, fence)
+            if record is None:
+                record = self._live(result.job_id)
+                return record is not None and (record.job.fence, record.result) == (fence, result)
+            record.result = result
+            self._finish(record, result.status)
+        return True
+
+    def release(self, job_id: str, fence: int) -> bool:
+        with self._lock:
+            record = self._held(job_id, fence)
+            if record is None:
+                return False
+            record.job = replace(record.job, attempt=record.job.attempt - 1)
+            record.state, record.worker = JobState.QUEUED, ""
+            self._settled(job_id)
+        return True
+
+    def cancel(self, job_id: str) -> JobState:
+        tenant_of(job_id)
+        with self._lock:
+            record, free = self._settled(job_id)
+            if record is None:
+                raise no_such_job(job_id)
+            if record.state.ended:
+                raise already_ended(job_id, record.state)
+            if free:
+                self._finish(record, JobState.CANCELLED)
+            else:
+                record.cancel_requested = True
+            return record.state
+
+    def get(self, job_id: str) -> JobView:
+        tenant_of(job_id)
+        with self._lock:
+            record, _ = self._settled(job_id)
+            if record is None:
+                raise no_such_job(job_id)
+            result = record.result
+            if result is None and record.finished_at is not None:
+                result = end_without_result(
+                    record.job, record.state, record.worker, record.finished_at
+                )
+            return JobView(
+                job=record.job,
+                state=record.state,
+                worker=record.worker,
+                finished_at=record.finished_at,
+                result=result,
+                cancel_requested=record.cancel_requested,
+            )
+
+    def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
+        with self._lock:
+            records = [self._settled(job_id)[0] for job_id in job_ids]
+            return [None if record is None else record.state for record in records]
+
+    def notices(self) -> NoticeStream:
+        stream = _MemoryNotices()
+        with self._lock:
+            self._streams = [s for s in self._streams if not s.closed] + [stream]
+        return stream
+
+    def _live(self, job_id: str) -> _Record | None:
+        record = self._records.get(job_id)
+        if record is not None and record.expires_at <= self._clock():
+            del self._records[job_id]
+            return None
+        return record
+
+    def _held(self, job_id: str, fence: int) -> _Record | None:
+        tenant_of(job_id)
+        record = self._live(job_id)
+        if record is None or record.state is not JobState.RUNNING or record.job.fence != fence:
+            return None
+        return record
+
+    def _settled(self, job_id: str) -> tuple[_Record | None, bool]:
+        """End the job if nobody holds it and it is cancelled or late; True if it may be taken."""
+        record = self._live(job_id)
+        if record is None or record.state.ended:
+            return record, False
+        now = self._clock()
+        if record.state is JobState.RUNNING and record.lease_until > now:
+            return record, False
+        if record.cancel_requested:
+            self._finish(record, JobState.CANCELLED)
+        elif record.deadline_at <= now:
+            self._finish(record, JobState.EXPIRED)
+        return record, not record.state.ended
+
+    def _finish(self, record: _Record, state: JobState) -> None:
+        now = self._clock()
+        record.state, record.finished_at = state, now
+        record.expires_at = now + self._settings.result_ttl_s
+        for stream in self._streams:
+            stream.put(record.job.ref.tenant, record.job.id)
+
+    def _waiting(self, job: Job, now: float) -> int:
+        return sum(
+            record.state is JobState.QUEUED
+            and record.deadline_at > now
+            and (record.job.ref.tenant, record.job.ref.template)
+            == (job.ref.tenant, job.ref.template)
+            for record in self._records.values()
+        )
+
+
+class _MemoryNotices:
+    def __init__(self) -> None:
+        self.closed = False
+        self._followed: set[str] = set()
+        self._queue: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+
+    def put(self, tenant: str, job_id: str) -> None:
+        if tenant in self._followed and not self.closed:
+            self._queue.put(Notice(tenant=tenant, job_id=job_id))
+
+    def follow(self, tenant: str) -> None:
+        self._followed.add(tenant)
+        self._queue.put(Notice(tenant=tenant, job_id=None))
+
+    def next(self, timeout: float) -> Notice | None:
+        try:
+            return self._queue.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        self.closed = True

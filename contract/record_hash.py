@@ -1,0 +1,80 @@
+"""How a job record is spelled: the hash at `keys.job(id)`.
+
+- what was asked: `template`, `version`, `digest`, `input` (msgpack), `input_digest`, `use_cache`
+- when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
+- who runs it: `attempt`, `fence`, `worker`, `lease_until`, `claim_token`
+- how it ends: `state`, `cancel_requested`, `result` (msgpack)
+- book-keeping: `waiting` (name of the template's waiting set), `submits`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from contract.codec import pack, unpack
+from contract.ids import tenant_of
+from contract.job_store import JobView, end_without_result
+from contract.redis_client import text
+from contract.types import Job, JobState, Result, VersionRef
+
+Hash = Mapping[bytes, bytes]
+
+
+def asked(job: Job) -> list[str | bytes | int]:
+    """What was asked, as fields and values of the record."""
+    return [
+        "template",
+        job.ref.template,
+        "version",
+        job.ref.version,
+        "digest",
+        job.ref.digest,
+        "use_cache",
+        int(job.use_cache),
+        "input",
+        pack(job.variables),
+    ]
+
+
+def pairs(flat: Sequence[bytes]) -> Hash:
+    """A hash from the flat list in which a script returns it."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def job_of(job_id: str, record: Hash) -> Job:
+    """The job inside a record."""
+    return Job(
+        id=job_id,
+        ref=VersionRef(
+            tenant=tenant_of(job_id),
+            template=text(record[b"template"]),
+            version=int(record[b"version"]),
+            digest=text(record[b"digest"]),
+        ),
+        variables=unpack(record[b"input"]),
+        use_cache=record[b"use_cache"] == b"1",
+        created_at=float(record[b"created_at"]),
+        deadline_at=float(record[b"deadline_at"]),
+        attempt=int(record[b"attempt"]),
+        fence=int(record[b"fence"]),
+    )
+
+
+def view_of(job_id: str, record: Hash) -> JobView:
+    """What a reader sees of a record; a job that ended without a run gets a result made here."""
+    job, state = job_of(job_id, record), JobState(text(record[b"state"]))
+    worker = text(record.get(b"worker", b""))
+    finished_at = float(record[b"finished_at"]) if state.ended else None
+    result = None
+    if b"result" in record:
+        result = Result.from_dict(unpack(record[b"result"]))
+    elif finished_at is not None:
+        result = end_without_result(job, state, worker, finished_at)
+    return JobView(
+        job=job,
+        state=state,
+        worker=worker,
+        finished_at=finished_at,
+        result=result,
+        cancel_requested=record.get(b"cancel_requested") == b"1",
+    )

@@ -1,0 +1,5 @@
+"""`python -m producer` is `prefillq`, for the interpreter at hand."""
+
+from producer.cli import main
+
+main()

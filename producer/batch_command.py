@@ -1,0 +1,267 @@
+"""`prefillq batch`: files, the progress bar and the summary around `producer.batch`."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from contract.console import emit_json, json_option, json_wanted, note, option
+from contract.errors import Conflict, InvalidInput, JobFailed
+from contract.ids import parse_address
+
+if TYPE_CHECKING:
+    from contract.settings import Settings
+    from producer.batch import BadLine, BatchLine, Summary
+    from producer.handle import JobHandle
+    from templates.version import PublishedVersion
+
+_SHOWN = 20  # bad lines on a terminal; --json has all
+
+
+@click.command()
+@click.argument("file", metavar="FILE.jsonl")
+@option(
+    "-o",
+    "--output",
+    "out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Results, one JSON line each. Run again with the same file to go on.",
+)
+@option("--template", metavar="ADDRESS", help="For the lines that name none.")
+@option(
+    "--window",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Jobs in flight at most.",
+)
+@option("--timeout", type=click.FloatRange(min=0), help="Seconds after which to give up waiting.")
+@option("--no-cache", is_flag=True, help="Compute the prefix anew for each job, to compare.")
+@option("--skip-invalid", is_flag=True, help="Write bad lines as errors and run the others.")
+@option("--run", default="", metavar="NAME", help="Another name makes new jobs of the same file.")
+@json_option
+@click.pass_context
+def batch(
+    ctx: click.Context,
+    *,
+    file: str,
+    out: Path,
+    template: str | None,
+    window: int,
+    timeout: float | None,
+    no_cache: bool,
+    skip_invalid: bool,
+    run: str,
+    as_json: bool,  # noqa: ARG001 - read through json_wanted
+) -> None:
+    """Run every line of FILE.jsonl ("-" for stdin) as a job.
+
+    A line is {"variables": {...}, "template": "tenant/name", "id": "yours"}; the last two are
+    optional. All lines are checked before the first job is enqueued. Results are appended as
+    they come, with the line's "index" (from 0) and "id". After an interruption, the same
+    command does only what is missing.
+    """
+    from producer.batch import BadLine, Output, batch_name, read_lines, run_batch
+
+    started = time.monotonic()
+    jobs = _Jobs(
+        ctx.obj,
+        use_cache=not no_cache,
+        deadline=None if timeout is None else started + timeout,
+    )
+    with _source(file) as source, _locked(out) as target:
+        name = batch_name(source, template=template, use_cache=not no_cache, run=run)
+        output = Output(target, name)
+        source.seek(0)
+        total, bad = 0, []
+        for line in read_lines(source, template=template, check=jobs.check):
+            total += 1
+            if isinstance(line, BadLine):
+                bad.append(line)
+        if bad and not skip_invalid:
+            _refuse(bad)
+        source.seek(0)
+        before = output.summary.done
+        try:
+            with _progress(total, before) as on_done:
+                run_batch(
+                    read_lines(source, template=template, check=jobs.check),
+                    output,
+                    jobs,
+                    window=window,
+                    on_done=on_done,
+                )
+        except BaseException:
+            note(f"{output.summary.done} of {total} results in {out}; run the same again to go on")
+            raise
+        _finish(ctx, output.summary, out=out, before=before, seconds=time.monotonic() - started)
+
+
+class _Jobs:
+    """`producer.batch.Submitter` on a real `Producer`.
+
+    Lines are checked against the version that their template's address names at the start.
+    """
+
+    def __init__(self, settings: Settings, *, use_cache: bool, deadline: float | None) -> None:
+        from contract.redis_client import connect
+        from producer.client import Producer
+        from producer.validate import VariablesChecker
+        from templates.registry import Registry
+
+        self._producer = Producer(settings)
+        self._registry = Registry(connect(settings), settings)
+        self._checker = VariablesChecker(settings.max_variables_bytes)
+        self._versions: dict[str, PublishedVersion] = {}  # by address
+        self._use_cache = use_cache
+        self._deadline = deadline  # on the monotonic clock
+
+    def check(self, template: str, variables: Mapping[str, Any]) -> None:
+        if template not in self._versions:
+            ref = self._registry.resolve(parse_address(template))
+            self._versions[template] = self._registry.get(ref)
+        self._checker.check(self._versions[template], variables)
+
+    def submit(self, line: BatchLine, idempotency_key: str) -> JobHandle:
+        return self._producer.submit(
+            line.template,
+            line.variables,
+            idempotency_key=idempotency_key,
+            use_cache=self._use_cache,
+        )
+
+    def ended(self, handles: Collection[JobHandle]) -> Iterator[JobHandle]:
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return self._producer.wait(handles, timeout=left)
+
+
+@contextmanager
+def _source(file: str) -> Iterator[IO[bytes]]:
+    """The input, seekable: it is read once to check and once to enqueue."""
+    if file == "-":
+        with tempfile.TemporaryFile() as spool:
+            shutil.copyfileobj(sys.stdin.buffer, spool)
+            spool.seek(0)
+            yield spool
+        return
+    try:
+        source = Path(file).open("rb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise InvalidInput(
+            "the batch file cannot be read", given=f"{file}: {error.strerror}"
+        ) from error
+    with source:
+        yield source
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[IO[bytes]]:
+    """The output, opened for reading and writing and kept from other processes."""
+    try:
+        out.touch()
+        file = out.open("r+b")
+    except OSError as error:
+        raise InvalidInput(
+            "the output file cannot be written", given=f"{out}: {error.strerror}"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Conflict(
+                "the output file is in use",
+                given=out,
+                remedy="Wait for the other batch, or name another file with -o.",
+            ) from error
+        yield file
+
+
+def _refuse(bad: list[BadLine]) -> None:
+    """Say what is wrong with each bad line, and raise."""
+    ctx = click.get_current_context()
+    error = InvalidInput(
+        f"{len(bad)} line(s) of the batch cannot become jobs; nothing was enqueued",
+        given=", ".join(f"line {line.index + 1}" for line in bad[:_SHOWN]),
+        remedy="Mend them, or leave them out with --skip-invalid.",
+    )
+    if json_wanted(ctx):
+        emit_json({**error.to_dict(), "lines": [line.to_dict() for line in bad]})
+        ctx.exit(error.exit_code)
+    for line in bad[:_SHOWN]:
+        note(str(line))
+    if len(bad) > _SHOWN:
+        note(f"... and {len(bad) - _SHOWN} more")
+    raise error
+
+
+@contextmanager
+def _progress(total: int, done: int) -> Iterator[Callable[[], None]]:
+    """A bar with rate and time to go on stderr, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn("jobs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]:.2f}/s"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    ) as bar:
+        task = bar.add_task("jobs", total=total, completed=done, rate=0.0)
+        started, finished = time.monotonic(), 0
+
+        def on_done() -> None:
+            nonlocal finished
+            finished += 1
+            rate = finished / max(time.monotonic() - started, 1e-6)
+            bar.update(task, advance=1, rate=rate)
+
+        yield on_done
+
+
+def _finish(
+    ctx: click.Context, summary: Summary, *, out: Path, before: int, seconds: float
+) -> None:
+    if json_wanted(ctx):
+        emit_json(
+            {
+                "output": str(out),
+                "lines": summary.done,
+                "already_done": before,
+                "statuses": dict(summary.statuses),
+                "prompt_tokens": summary.prompt_tokens,
+                "cached_tokens": summary.cached_tokens,
+                "completion_tokens": summary.completion_tokens,
+                "seconds": round(seconds, 3),
+            }
+        )
+    else:
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(summary.statuses.items()))
+        earlier = f" ({before} from an earlier run)" if before else ""
+        note(
+            f"{counts or 'no lines'}{earlier}; {summary.prompt_tokens} prompt tokens, "
+            f"{summary.cached_tokens} of them cached, {summary.completion_tokens} new; "
+            f"{seconds:.1f} s; results in {out}"
+        )
+    if not summary.succeeded:
+        ctx.exit(JobFailed.exit_code)

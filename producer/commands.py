@@ -1,0 +1,219 @@
+"""`prefillq submit`, `result`, `status`, `cancel`, `batch` and `completion`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import get_completion_class
+
+from contract.console import emit_json, json_option, note, option, read_json_argument
+from contract.errors import InvalidInput, JobFailed, TimedOut
+from producer.batch_command import batch
+
+if TYPE_CHECKING:  # these bring Redis and Celery, which help and completion do without
+    from contract.settings import Settings
+    from contract.types import Result
+    from producer.client import Producer
+
+_FAILED = JobFailed.exit_code
+
+
+def _producer(settings: Settings) -> Producer:
+    from producer.client import Producer
+
+    return Producer(settings)
+
+
+@click.command()
+@click.argument("template")
+@option(
+    "--var",
+    "pairs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="One variable (repeatable). Text, or JSON where the template's schema wants no text.",
+)
+@option("--vars", "given", metavar="JSON", help="Variables as a JSON object, @file or - (stdin).")
+@option("--wait", is_flag=True, help="Wait for the job and print its answer.")
+@option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    help="Seconds to wait.",
+)
+@option("--idempotency-key", metavar="KEY", help="Submitting again under it gives the same job.")
+@option("--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds the job may take.")
+@option("--no-cache", is_flag=True, help="Compute the prefix anew, to compare.")
+@json_option
+@click.pass_obj
+def submit(
+    settings: Settings,
+    *,
+    template: str,
+    pairs: tuple[str, ...],
+    given: str | None,
+    wait: bool,
+    timeout: float,
+    idempotency_key: str | None,
+    deadline: float | None,
+    no_cache: bool,
+    as_json: bool,
+) -> None:
+    """Enqueue one job and print its id.
+
+    TEMPLATE is tenant/name, tenant/name@3 or tenant/name@label. With --wait, the model's answer
+    is printed instead.
+    """
+    variables = {} if given is None else read_json_argument(given, what="--vars")
+    if not isinstance(variables, dict):
+        raise InvalidInput(
+            "--vars is no JSON object", given=type(variables).__name__, expected='{"name": value}'
+        )
+    if pairs:
+        variables |= parse_pairs(pairs, _properties(settings, template))
+    handle = _producer(settings).submit(
+        template,
+        variables,
+        idempotency_key=idempotency_key,
+        deadline_s=deadline,
+        use_cache=not no_cache,
+    )
+    if wait:
+        if not as_json:
+            note(handle.id)  # known also when the wait ends early
+        _print_result(handle.outcome(timeout), as_json=as_json)
+    elif as_json:
+        emit_json({"job_id": handle.id})
+    else:
+        click.echo(handle.id)
+
+
+def parse_pairs(pairs: Sequence[str], properties: Mapping[str, Any]) -> dict[str, Any]:
+    """`name=value` pairs as variables.
+
+    A value is text where the schema's property allows text or says nothing of its type, else
+    JSON. Raises InvalidInput naming the pair.
+    """
+    variables: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise InvalidInput("--var has no value", given=repr(pair)[:80], expected="NAME=VALUE")
+        if name in variables:
+            raise InvalidInput(f"--var {name} is given twice", remedy="Give it once.")
+        schema = properties.get(name)
+        types = schema.get("type", "string") if isinstance(schema, dict) else "string"
+        textual = "string" in types if isinstance(types, list) else types == "string"
+        variables[name] = value if textual else read_json_argument(value, what=f"--var {name}")
+    return variables
+
+
+def _properties(settings: Settings, template: str) -> Mapping[str, Any]:
+    from contract.ids import parse_address
+    from contract.redis_client import connect
+    from templates.registry import Registry
+
+    registry = Registry(connect(settings), settings)
+    version = registry.get(registry.resolve(parse_address(template)))
+    properties: Mapping[str, Any] = version.spec.input.json_schema.get("properties", {})
+    return properties
+
+
+@click.command()
+@click.argument("job_id", metavar="ID")
+@option("--wait", is_flag=True, help="Wait until the job has ended.")
+@option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    help="Seconds to wait.",
+)
+@json_option
+@click.pass_obj
+def result(settings: Settings, *, job_id: str, wait: bool, timeout: float, as_json: bool) -> None:
+    """Print the answer of job ID.
+
+    With --json also its token counts, cache state and timings. A job that has not ended gives
+    exit status 6 at once, unless --wait is given.
+    """
+    handle = _producer(settings).handle(job_id)
+    if not wait and not (state := handle.status()).ended:
+        raise TimedOut(
+            "the job has not ended yet",
+            given=f"{job_id} is {state}",
+            remedy="Wait for it with --wait.",
+        )
+    _print_result(handle.outcome(timeout), as_json=as_json)
+
+
+def _print_result(result: Result, *, as_json: bool) -> None:
+    from contract.types import JobState
+
+    if as_json:
+        emit_json(result.to_dict())
+    elif result.status is JobState.SUCCEEDED:
+        click.echo(result.text)
+    else:
+        why = f": {result.error.message} {result.error.remedy}".rstrip() if result.error else ""
+        note(f"{result.job_id} {result.status}{why}")
+    if result.status is not JobState.SUCCEEDED:
+        click.get_current_context().exit(_FAILED)
+
+
+@click.command()
+@click.argument("job_id", metavar="ID")
+@json_option
+@click.pass_obj
+def status(settings: Settings, *, job_id: str, as_json: bool) -> None:
+    """Print the state of job ID.
+
+    One of queued, running, succeeded, failed, cancelled and expired.
+    """
+    state = _producer(settings).handle(job_id).status()
+    if as_json:
+        emit_json({"job_id": job_id, "status": str(state)})
+    else:
+        click.echo(str(state))
+
+
+@click.command()
+@click.argument("job_id", metavar="ID")
+@json_option
+@click.pass_obj
+def cancel(settings: Settings, *, job_id: str, as_json: bool) -> None:
+    """Cancel job ID.
+
+    A queued job ends at once, a running one between two tokens. A job that has ended already
+    is a conflict (exit status 7).
+    """
+    state = _producer(settings).handle(job_id).cancel()
+    if as_json:
+        emit_json({"job_id": job_id, "status": str(state)})
+    else:
+        click.echo(str(state))
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@json_option
+def completion(*, shell: str, as_json: bool) -> None:
+    """Print a completion script.
+
+    For bash: eval "$(prefillq completion bash)"
+    """
+    root = click.get_current_context().find_root()
+    maker = get_completion_class(shell)
+    if maker is None:  # click knows all three
+        raise InvalidInput("no completion for this shell", given=shell)
+    script = maker(root.command, {}, "prefillq", "_PREFILLQ_COMPLETE").source()
+    if as_json:
+        emit_json({"shell": shell, "script": script})
+    else:
+        click.echo(script)
+
+
+ALL = (submit, result, status, cancel, batch, completion)

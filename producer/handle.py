@@ -1,0 +1,63 @@
+"""A job as its producer sees it: an id, and what can be asked about it."""
+
+from __future__ import annotations
+
+from contract.errors import JobFailed
+from contract.job_store import JobStore, JobView
+from contract.types import JobState, Result
+from producer.notices import Watcher
+
+
+class JobHandle:
+    """Cheap: holds nothing but the id. Two handles of one job are equal."""
+
+    __slots__ = ("_store", "_watcher", "id")
+
+    def __init__(self, job_id: str, store: JobStore, watcher: Watcher) -> None:
+        self.id = job_id
+        self._store = store
+        self._watcher = watcher
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the job's answer, at most `timeout` seconds (None: no limit).
+
+        Raises JobFailed, whose `.result` is the whole Result, when the job failed, was cancelled
+        or expired; TimedOut when it goes on; NotFound when there is no record (any more).
+        """
+        result = self.outcome(timeout)
+        if result.status is not JobState.SUCCEEDED:
+            raise JobFailed(result)
+        return result
+
+    def outcome(self, timeout: float | None = None) -> Result:
+        """As `result`, but a job that failed, was cancelled or expired is returned, not raised."""
+        view = self.view()
+        while view.result is None:
+            for _ in self._watcher.ended([self.id], timeout):
+                pass
+            view = self.view()
+        return view.result
+
+    def status(self) -> JobState:
+        """Where the job is now. Raises NotFound."""
+        return self.view().state
+
+    def view(self) -> JobView:
+        """The whole record. Raises NotFound."""
+        return self._store.get(self.id)
+
+    def cancel(self) -> JobState:
+        """End the job if it is queued, ask it to stop if it runs; the state tells which.
+
+        Raises Conflict when it has ended, NotFound when there is no record.
+        """
+        return self._store.cancel(self.id)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobHandle) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.id!r})"

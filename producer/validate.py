@@ -1,0 +1,127 @@
+"""A job's variables, checked where they are made: nothing is enqueued that cannot run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import referencing
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from referencing.exceptions import Unresolvable
+
+from contract.codec import pack, unpack
+from contract.errors import InvalidInput, SpecInvalid
+from templates.version import PublishedVersion
+
+_KEPT_VALIDATORS = 256
+_SHOWN_CHARS = 60
+
+
+class VariablesChecker:
+    """Checks variables against the JSON Schema of a version; compiles each schema once."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._compiled: dict[str, Any] = {}  # version digest -> validator
+
+    def check(self, version: PublishedVersion, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The variables as a worker will see them.
+
+        Raises InvalidInput that names the field, what it holds and what it should hold.
+        """
+        if not isinstance(variables, Mapping):
+            raise InvalidInput(
+                "variables are no object", given=_describe(variables), expected="name: value pairs"
+            )
+        packed = pack(dict(variables))
+        if len(packed) > self._max_bytes:
+            raise _too_large(variables, len(packed), self._max_bytes)
+        plain: dict[str, Any] = unpack(packed)
+        try:
+            error = best_match(self._validator(version).iter_errors(plain))
+        except (Unresolvable, re.error, RecursionError) as problem:
+            raise SpecInvalid(
+                f"input.schema of {version.ref} cannot be applied",
+                given=" ".join(str(problem).split())[:120],
+                expected="valid patterns, and references to places inside the schema only",
+                remedy="Mend the schema and publish a new version.",
+            ) from problem
+        if error is not None:
+            raise _explained(error, version)
+        return plain
+
+    def _validator(self, version: PublishedVersion) -> Any:
+        validator = self._compiled.get(version.ref.digest)
+        if validator is None:
+            if len(self._compiled) >= _KEPT_VALIDATORS:
+                self._compiled.clear()
+            # An empty registry: a `$ref` to another host is an error, not a request to it.
+            validator = Draft202012Validator(
+                version.spec.input.json_schema, registry=referencing.Registry()
+            )
+            self._compiled[version.ref.digest] = validator
+        return validator
+
+
+def _too_large(variables: Mapping[str, Any], size: int, limit: int) -> InvalidInput:
+    largest = max(variables, key=lambda name: len(pack(variables[name])))
+    return InvalidInput(
+        "the variables are too large",
+        given=f"{size} bytes, of which $.{largest} has {len(pack(variables[largest]))}",
+        expected=f"at most {limit} bytes as msgpack",
+        remedy="Shorten the field, or raise PREFILLQ_MAX_VARIABLES_BYTES.",
+    )
+
+
+def _explained(error: Any, version: PublishedVersion) -> InvalidInput:
+    # Untyped: what a jsonschema ValidationError holds depends on its keyword.
+    remedy = f"See input.schema of {version.ref}."
+    if error.validator == "required":
+        missing = [name for name in error.validator_value if name not in error.instance]
+        return InvalidInput(
+            f"{error.json_path}.{missing[0]} is missing",
+            given=_describe(error.instance),
+            expected=f"the fields {', '.join(error.validator_value)}",
+            remedy=remedy,
+        )
+    if error.validator == "additionalProperties" and error.validator_value is False:
+        known = set(error.schema.get("properties", {}))
+        unknown = sorted(set(error.instance) - known)
+        return InvalidInput(
+            f"{error.json_path}.{unknown[0][:_SHOWN_CHARS]} is not a field of this template",
+            given=_describe(error.instance),
+            expected=f"the fields {', '.join(sorted(known))}",
+            remedy=remedy,
+        )
+    return InvalidInput(
+        f"{error.json_path} does not fit the template",
+        given=_describe(error.instance),
+        expected=f"{error.validator}: {_short(error.validator_value)}",
+        remedy=remedy,
+    )
+
+
+def _describe(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return f"the boolean {str(value).lower()}"
+        case int() | float():
+            return f"the number {_short(value)}"
+        case str():
+            return f"text of {len(value)} characters, {_short(value)}"
+        case list():
+            return f"a list of {len(value)}, {_short(value)}"
+        case dict():
+            return f"an object with the fields {_short(sorted(value))}"
+        case _:
+            return f"a value of type {type(value).__name__}"
+
+
+def _short(value: object) -> str:
+    # Never the whole of a long value: its repr alone may be megabytes.
+    shown = repr(value[: _SHOWN_CHARS + 1]) if isinstance(value, str | list) else repr(value)
+    return shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."

@@ -1,0 +1,82 @@
+"""What the commands of `prefillq templates` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from contract.console import emit_json, emit_table
+from contract.errors import InvalidInput
+from contract.ids import TemplateAddress
+
+if TYPE_CHECKING:  # these bring Redis and Jinja, which help and completion do without
+    from contract.settings import Settings
+    from templates.prepare import Preparer
+    from templates.registry import Published, Registry
+
+files_argument = click.argument(
+    "files",
+    nargs=-1,
+    required=True,
+    metavar="FILE...",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+
+
+def open_registry(settings: Settings) -> Registry:
+    from contract.redis_client import connect
+    from templates.registry import Registry
+
+    return Registry(connect(settings), settings)
+
+
+def make_preparer(settings: Settings) -> Preparer:
+    from templates.prepare import Preparer
+
+    return Preparer(settings)
+
+
+def check_no_selector(address: TemplateAddress) -> None:
+    """Raise InvalidInput when an address names a version where a template is meant."""
+    if address.selector is not None:
+        raise InvalidInput(
+            "this takes a template, not a version",
+            given=address,
+            expected=f"{address.tenant}/{address.name}",
+        )
+
+
+def show_published(registry: Registry, published: list[Published], *, as_json: bool) -> None:
+    """Print what publishing came to, with the labels as they are now."""
+    rows: list[dict[str, Any]] = []
+    for item in published:
+        ref = item.version.ref
+        labels = registry.labels(ref.tenant, ref.template)
+        rows.append(
+            {
+                "address": str(ref),
+                "version": ref.version,
+                "digest": ref.digest,
+                "created": item.created,
+                "prefix_tokens": len(item.version.compiled.prefix_ids),
+                "labels": [name for name, number in labels.items() if number == ref.version],
+            }
+        )
+    if as_json:
+        emit_json({"published": rows})
+        return
+    emit_table(
+        ("version", "digest", "prefix tokens", "labels", ""),
+        [
+            (
+                row["address"],
+                row["digest"][:12],
+                row["prefix_tokens"],
+                ", ".join(row["labels"]),
+                "new" if row["created"] else "unchanged",
+            )
+            for row in rows
+        ],
+    )

@@ -1,0 +1,319 @@
+"""Published templates in Redis: immutable versions, and labels that point to them.
+
+Publishing and moving a label are each one Lua script. A version never changes once written,
+so it is kept in the process; a label may move at any time, so it is read on every `resolve`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from importlib import resources
+from typing import Any, Final, Literal
+
+from contract import keys
+from contract.codec import pack, unpack
+from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError
+from contract.ids import DEFAULT_LABEL, TemplateAddress, check_name
+from contract.model_folder import ModelFolder
+from contract.redis_client import Client, errors_explained, text
+from contract.settings import Settings
+from contract.types import VersionRef
+from templates.compiled import CompiledTemplate
+from templates.spec import TemplateSpec
+from templates.version import PublishedVersion, version_digest
+
+_KEPT_VERSIONS = 128  # in the process, least recently used out first
+_PUBLISH_TRIES = 100
+
+
+class Anything(Enum):
+    """The default of `expect`: the label may point anywhere."""
+
+    ANYTHING = "*"
+
+
+ANYTHING: Final = Anything.ANYTHING
+Expected = int | None | Literal[Anything.ANYTHING]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What publishing came to. `created` is False when the same content was there already."""
+
+    version: PublishedVersion
+    created: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateSummary:
+    """One template, for lists."""
+
+    tenant: str
+    name: str
+    latest: int  # highest version number
+    labels: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSummary:
+    """One version, for lists."""
+
+    ref: VersionRef
+    model: str
+    model_digest: str
+    prefix_tokens: int
+    published_at: float  # Redis server time, seconds since the epoch
+    labels: tuple[str, ...]  # those that point here, sorted
+
+
+@cache
+def script_source(name: str) -> str:
+    """The text of one registry script."""
+    return (resources.files("templates") / "lua" / f"{name}.lua").read_text("utf-8")
+
+
+class Registry:
+    """Reads and writes published templates. Safe to share between threads."""
+
+    def __init__(self, client: Client, settings: Settings) -> None:
+        self._client: Any = client  # redis-py types each reply as a value or an awaitable
+        self._settings = settings
+        self._publish = client.register_script(script_source("publish"))
+        self._label = client.register_script(script_source("label"))
+        self._kept: OrderedDict[str, PublishedVersion] = OrderedDict()  # by digest
+        self._lock = threading.Lock()
+
+    def publish(
+        self, spec: TemplateSpec, compiled: CompiledTemplate, model: ModelFolder
+    ) -> Published:
+        """Store a version under the next number; the same content again gives the same version.
+
+        A template's first version gets the label `production`; no later one gets any.
+        """
+        tenant, name = spec.tenant, spec.name
+        digest = version_digest(spec, model)
+        with errors_explained(self._settings):
+            # First, so that whatever is published is found by the workers.
+            self._client.sadd(keys.TENANTS, tenant)
+            for _ in range(_PUBLISH_TRIES):
+                version = PublishedVersion(
+                    ref=VersionRef(
+                        tenant=tenant,
+                        template=name,
+                        version=self._count(tenant, name) + 1,
+                        digest=digest,
+                    ),
+                    spec=spec,
+                    compiled=compiled,
+                    model_digest=model.model_digest,
+                    tokenizer_digest=model.tokenizer_digest,
+                    published_at=self._server_time(),
+                )
+                match self._store(version):
+                    case [b"created"]:
+                        return Published(version=version, created=True)
+                    case [b"known", number]:
+                        ref = VersionRef(
+                            tenant=tenant, template=name, version=int(number), digest=digest
+                        )
+                        return Published(version=self.get(ref), created=False)
+        raise Conflict(
+            f"{tenant}/{name} is being published by others without a pause",
+            remedy="Try again.",
+        )
+
+    def resolve(self, address: TemplateAddress) -> VersionRef:
+        """The version that an address names now.
+
+        Raises NotFound that lists the labels and versions, or the nearest names, there are.
+        """
+        tenant, name, number = address.tenant, address.name, address.version
+        with errors_explained(self._settings):
+            if address.label is not None:
+                found = self._client.hget(keys.labels(tenant, name), address.label)
+                number = None if found is None else int(found)
+            digest = (
+                None
+                if number is None
+                else self._client.hget(keys.versions(tenant, name), str(number))
+            )
+        if number is None or digest is None:
+            raise self._not_found(address)
+        return VersionRef(tenant=tenant, template=name, version=number, digest=text(digest))
+
+    def get(self, ref: VersionRef) -> PublishedVersion:
+        """A version, from this process if it was read before. Raises NotFound."""
+        with self._lock:
+            if kept := self._kept.get(ref.digest):
+                self._kept.move_to_end(ref.digest)
+                return kept
+        with errors_explained(self._settings):
+            data = self._client.get(keys.version(ref.tenant, ref.template, ref.digest))
+        if data is None:
+            raise NotFound(
+                f"{ref} is not in this Redis",
+                given=f"digest {ref.digest[:12]}",
+                remedy="Publish the template again: the same content gives the same digest.",
+            )
+        version = PublishedVersion.from_plain(unpack(data))
+        with self._lock:
+            self._kept[ref.digest] = version
+            while len(self._kept) > _KEPT_VERSIONS:
+                self._kept.popitem(last=False)
+        return version
+
+    def list_templates(self, tenant: str | None = None) -> list[TemplateSummary]:
+        """All templates of a tenant, or of every tenant, by name."""
+        with errors_explained(self._settings):
+            tenants = [tenant] if tenant else self._names(keys.TENANTS)
+            found = [(t, name) for t in tenants for name in self._names(keys.templates(t))]
+            return [
+                TemplateSummary(
+                    tenant=t,
+                    name=name,
+                    latest=self._count(t, name),
+                    labels=self.labels(t, name),
+                )
+                for t, name in found
+            ]
+
+    def versions(self, tenant: str, name: str) -> list[VersionSummary]:
+        """All versions of a template, oldest first. Raises NotFound for an unknown template."""
+        with errors_explained(self._settings):
+            digests = self._client.hgetall(keys.versions(tenant, name))
+        if not digests:
+            raise self._not_found(TemplateAddress(tenant=tenant, name=name))
+        labels = self.labels(tenant, name)
+        refs = sorted(
+            (
+                VersionRef(tenant=tenant, template=name, version=int(n), digest=text(digest))
+                for n, digest in digests.items()
+            ),
+            key=lambda ref: ref.version,
+        )
+        return [_summary(self.get(ref), labels) for ref in refs]
+
+    def labels(self, tenant: str, name: str) -> dict[str, int]:
+        """Label -> version number, sorted by label; empty for an unknown template."""
+        with errors_explained(self._settings):
+            found = self._client.hgetall(keys.labels(tenant, name))
+        return {text(label): int(number) for label, number in sorted(found.items())}
+
+    def set_label(
+        self, tenant: str, name: str, label: str, version: int, *, expect: Expected = ANYTHING
+    ) -> None:
+        """Point a label to a version.
+
+        `expect` is where it must point now (None: nowhere); Conflict if it points elsewhere.
+        Raises NotFound when there is no such version.
+        """
+        _check_label(label)
+        self._move(tenant, name, label, version, expect)
+
+    def remove_label(
+        self, tenant: str, name: str, label: str, *, expect: Expected = ANYTHING
+    ) -> None:
+        """Remove a label. Raises NotFound when there is none, Conflict as `set_label` does."""
+        self._move(tenant, name, label, None, expect)
+
+    def _move(
+        self, tenant: str, name: str, label: str, version: int | None, expect: Expected
+    ) -> None:
+        match expect:
+            case Anything.ANYTHING:
+                wanted = "*"
+            case None:
+                wanted = ""
+            case _:
+                wanted = str(expect)
+        with errors_explained(self._settings):
+            reply: Any = self._label(
+                keys=[keys.labels(tenant, name), keys.versions(tenant, name)],
+                args=[label, "" if version is None else version, wanted],
+            )
+        match [text(part) for part in reply]:
+            case ["ok"]:
+                return
+            case ["no_version" | "no_label" as what]:
+                selector = label if what == "no_label" else str(version)
+                raise self._not_found(TemplateAddress(tenant=tenant, name=name, selector=selector))
+            case ["differs", now]:
+                raise Conflict(
+                    f"the label {label} of {tenant}/{name} has moved",
+                    given=f"it points to {now or 'nothing'}",
+                    expected=f"{wanted or 'nothing'}",
+                    remedy="Look at the labels again and decide anew.",
+                )
+        raise PrefillqError("the script label of another version answered", given=repr(reply)[:80])
+
+    def _store(self, version: PublishedVersion) -> Any:
+        tenant, name, digest = version.ref.tenant, version.ref.template, version.ref.digest
+        return self._publish(
+            keys=[
+                keys.numbers(tenant, name),
+                keys.versions(tenant, name),
+                keys.version(tenant, name, digest),
+                keys.labels(tenant, name),
+                keys.templates(tenant),
+            ],
+            args=[digest, version.ref.version, pack(version.to_plain()), name, DEFAULT_LABEL],
+        )
+
+    def _count(self, tenant: str, name: str) -> int:
+        return int(self._client.hlen(keys.versions(tenant, name)))
+
+    def _server_time(self) -> float:
+        seconds, micros = self._client.time()
+        return float(seconds) + float(micros) / 1e6
+
+    def _names(self, key: str) -> list[str]:
+        return sorted(text(name) for name in self._client.smembers(key))
+
+    def _not_found(self, address: TemplateAddress) -> NotFound:
+        tenant, name = address.tenant, address.name
+        with errors_explained(self._settings):
+            names = self._names(keys.templates(tenant))
+            latest = self._count(tenant, name)
+        if latest == 0:
+            near = get_close_matches(name, names, n=3) or names[:10]
+            there = ", ".join(f"{tenant}/{n}" for n in near) or f"no templates of {tenant}"
+            return NotFound(
+                "no such template",
+                given=address,
+                expected=there,
+                remedy="See 'prefillq templates list'.",
+            )
+        labels = ", ".join(f"{label} ({n})" for label, n in self.labels(tenant, name).items())
+        return NotFound(
+            "no such version or label",
+            given=address,
+            expected=f"versions 1 to {latest}, labels: {labels or 'none'}",
+            remedy=f"See 'prefillq templates show {tenant}/{name}'.",
+        )
+
+
+def _check_label(label: str) -> None:
+    check_name("label", label)
+    if label.isdecimal():
+        raise InvalidInput(
+            "a label cannot be a number",
+            given=label,
+            expected="a name, since tenant/template@3 means version 3",
+        )
+
+
+def _summary(version: PublishedVersion, labels: Mapping[str, int]) -> VersionSummary:
+    return VersionSummary(
+        ref=version.ref,
+        model=version.spec.model,
+        model_digest=version.model_digest,
+        prefix_tokens=len(version.compiled.prefix_ids),
+        published_at=version.published_at,
+        labels=tuple(label for label, number in labels.items() if number == version.ref.version),
+    )

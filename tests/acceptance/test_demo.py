@@ -1,0 +1,57 @@
+"""`prefillq demo` from the command line, on the real model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from contract.model_folder import ModelFolder
+
+
+@pytest.mark.model
+@pytest.mark.timeout(900)
+def test_demo_prints_one_json_object_that_holds_what_it_promises(smollm2: ModelFolder) -> None:
+    """At least 12 jobs over 2 tenants, 3 templates, 2 versions; exact cached counts; parity."""
+    before = {process.pid for process in psutil.process_iter()}
+    run = subprocess.run(
+        [sys.executable, "-m", "producer", "demo", "--json"],
+        env={key: value for key, value in os.environ.items() if key != "PREFILLQ_REDIS_URL"},
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert run.returncode == 0, run.stderr
+    outcome = json.loads(run.stdout)
+    assert outcome.keys() == {"jobs", "parity", "templates", "worker", "elapsed_s"}
+    jobs = outcome["jobs"]
+    assert len(jobs) >= 12
+    assert len({job["tenant"] for job in jobs}) >= 2
+    assert len({(job["tenant"], job["template"]) for job in jobs}) >= 3
+    versions = {(job["tenant"], job["template"], job["version"]) for job in jobs}
+    assert {("acme", "reply-draft", 1), ("acme", "reply-draft", 2)} <= versions
+    prefix = {entry["digest"]: entry["prefix_tokens"] for entry in outcome["templates"]}
+    for job in jobs:
+        assert job["status"] == "succeeded"
+        cached = job["usage"]["prompt_tokens_details"]["cached_tokens"]
+        if job["cache"]["state"] == "hit":
+            assert cached == prefix[job["digest"]] > 0
+        else:
+            assert (job["cache"]["reason"], cached) == ("cold", 0)
+    assert sum(job["cache"]["state"] == "hit" for job in jobs) >= 12
+    assert outcome["parity"]["checked"] == outcome["parity"]["identical"] >= 6
+    assert {version["parity"] for version in outcome["worker"]["versions"]} == {"identical"}
+    assert 0 < outcome["elapsed_s"] < 800
+    left = [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline", "pid"])
+        if process.pid not in before
+        and any("redis-server" in part or "producer" in part for part in process.info["cmdline"] or ())
+    ]
+    assert not left, "the demo left processes running"

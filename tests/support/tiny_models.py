@@ -1,0 +1,177 @@
+"""Random models of many architectures, small enough to make in a test.
+
+Their weights are drawn wide, so that what they say depends on what they read: with the usual
+narrow ones a model repeats itself whatever the prompt, and no comparison can fail.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers as hf
+
+from contract.model_folder import ModelFolder
+from templates.spec import GenerationSpec
+from templates.tokenizer import TemplateTokenizer
+from worker.engine.base import Generation, GenerationRequest
+from worker.engine.reference import ReferenceEngine
+from worker.model import LoadedModel
+from worker.prefix.entry import PrefixEntry, PrefixKey
+
+VOCABULARY = 96
+EOS = 2
+WINDOW = 32
+POSITIONS = 256
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": EOS,
+    "pad_token_id": 0,
+}
+_NO_ATTENTION: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "initializer_range": 0.3,
+}
+
+ARCHITECTURES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(**_COMMON),
+    "gpt2": lambda: hf.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_positions=POSITIONS,
+        initializer_range=0.3,
+    ),
+    "mistral": lambda: hf.MistralConfig(**_COMMON, sliding_window=WINDOW),
+    "gemma2": lambda: hf.Gemma2Config(**_COMMON, head_dim=16, sliding_window=WINDOW),
+    "gemma3": lambda: hf.Gemma3TextConfig(
+        **_COMMON,
+        head_dim=16,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "qwen3_next": lambda: hf.Qwen3NextConfig(
+        **_COMMON,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+    "bamba": lambda: hf.BambaConfig(
+        **_COMMON,
+        mamba_n_heads=8,
+        mamba_d_head=16,
+        mamba_n_groups=1,
+        mamba_d_state=16,
+        attn_layer_indices=[1],
+    ),
+    "jamba": lambda: hf.JambaConfig(
+        **_COMMON,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=2,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        mamba_d_state=8,
+        mamba_dt_rank=4,
+    ),
+    "mamba": lambda: hf.MambaConfig(**_NO_ATTENTION, state_size=8),
+    "mamba2": lambda: hf.Mamba2Config(
+        **_NO_ATTENTION, state_size=16, num_heads=8, head_dim=16, n_groups=1
+    ),
+}
+
+
+class LetterTokenizer:
+    """Each id from 3 is one visible character; those below are control tokens."""
+
+    def decode(self, ids: Sequence[int], *, skip_control: bool = True) -> str:
+        return "".join(chr(0x100 + i) for i in ids if i > EOS or not skip_control)
+
+
+def tiny_model(
+    architecture: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> LoadedModel:
+    """The same weights for the same arguments; the global random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = hf.AutoModelForCausalLM.from_config(ARCHITECTURES[architecture]())
+    folder = ModelFolder(
+        name=f"tiny-{architecture}",
+        path=Path("nowhere"),
+        model_digest=f"model-{architecture}-{seed}",
+        tokenizer_digest="letters",
+        chat_template="",
+        bos_token="",
+        eos_token="",
+        eos_ids=(EOS,),
+        max_positions=None if "mamba" in architecture else POSITIONS,
+        architecture=architecture,
+    )
+    return LoadedModel(
+        folder=folder,
+        module=module.to(dtype).eval(),
+        tokenizer=cast("TemplateTokenizer", LetterTokenizer()),
+        device=torch.device("cpu"),
+        dtype=dtype,
+    )
+
+
+def tiny_engine(
+    architecture: str = "llama", *, dtype: torch.dtype = torch.float32
+) -> ReferenceEngine:
+    """A reference engine over `tiny_model`."""
+    return ReferenceEngine(tiny_model(architecture, dtype=dtype))
+
+
+def key_for(model: LoadedModel, **changes: str) -> PrefixKey:
+    """The key of version "v1" of tenant "acme" on this model, with some fields changed."""
+    fields = {
+        "tenant": "acme",
+        "digest": "v1",
+        "model_digest": model.folder.model_digest,
+        "tokenizer_digest": model.folder.tokenizer_digest,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+    }
+    return PrefixKey(**(fields | changes))
+
+
+def random_ids(count: int, seed: int) -> tuple[int, ...]:
+    """Ids of ordinary tokens; the same for the same arguments."""
+    return tuple(random.Random(seed).choices(range(EOS + 1, VOCABULARY), k=count))
+
+
+def answer(
+    engine: ReferenceEngine,
+    ids: Sequence[int],
+    entry: PrefixEntry | None = None,
+    *,
+    choices: tuple[tuple[int, ...], ...] | None = None,
+    **generation: Any,
+) -> Generation:
+    """Generate greedily, 16 tokens and no early end unless told otherwise."""
+    spec = GenerationSpec(**({"max_new_tokens": 16, "min_new_tokens": 16} | generation))
+    return engine.generate(
+        GenerationRequest(ids=tuple(ids), generation=spec, entry=entry, choices=choices)
+    )

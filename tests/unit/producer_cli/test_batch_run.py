@@ -1,0 +1,241 @@
+"""A batch: lines are checked first, jobs in flight are bounded, and output can be resumed."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from contract.errors import Conflict, InvalidInput, RedisUnreachable
+from contract.types import JobState, Result, Usage, VersionRef
+from producer.batch import (
+    INVALID,
+    BadLine,
+    BatchLine,
+    Output,
+    batch_name,
+    read_line,
+    read_lines,
+    run_batch,
+)
+
+REF = VersionRef(tenant="acme", template="triage", version=1, digest="d" * 64)
+
+
+def _check(_template: str, variables: Mapping[str, Any]) -> None:
+    if "ticket" not in variables:
+        raise InvalidInput("$.ticket is missing", remedy="Give it.")
+
+
+def _lines(count: int) -> list[BatchLine | BadLine]:
+    text = b"".join(b'{"variables": {"ticket": "t%d"}}\n' % n for n in range(count))
+    return list(read_lines(io.BytesIO(text), template="acme/triage", check=_check))
+
+
+@dataclass(slots=True)
+class _Handle:
+    id: str
+
+    def outcome(self, timeout: float | None = None) -> Result:  # noqa: ARG002
+        status = JobState.FAILED if self.id == "job-13" else JobState.SUCCEEDED
+        usage = Usage(prompt_tokens=10, completion_tokens=2, cached_tokens=7)
+        return Result(job_id=self.id, ref=REF, status=status, usage=usage)
+
+
+@dataclass(slots=True)
+class _MemorySubmitter:
+    """Jobs end last in, first out: never in the order of the file."""
+
+    jobs: dict[str, str] = field(default_factory=dict)  # idempotency key -> job id
+    queue_limit: int | None = None
+    in_flight: set[str] = field(default_factory=set)
+    most: int = 0
+    waits: int = 0
+    interrupt_after: int | None = None
+
+    def submit(self, line: BatchLine, idempotency_key: str) -> _Handle:  # noqa: ARG002
+        if self.queue_limit is not None and len(self.in_flight) >= self.queue_limit:
+            raise Conflict("the queue is full")
+        job_id = self.jobs.setdefault(idempotency_key, f"job-{len(self.jobs)}")
+        self.in_flight.add(job_id)
+        self.most = max(self.most, len(self.in_flight))
+        return _Handle(job_id)
+
+    def ended(self, handles: Collection[_Handle]) -> Iterator[_Handle]:
+        self.waits += 1
+        for handle in reversed(list(handles)):
+            if self.interrupt_after is not None:
+                self.interrupt_after -= 1
+                if self.interrupt_after < 0:
+                    raise KeyboardInterrupt
+            self.in_flight.remove(handle.id)
+            yield handle
+
+
+def _written(file: io.BytesIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.getvalue().splitlines()]
+
+
+def test_every_line_gets_one_result() -> None:
+    """Each input's index occurs once, whatever the order in which jobs end."""
+    file = io.BytesIO()
+    run_batch(_lines(20), Output(file, "b"), _MemorySubmitter(), window=4)
+    assert sorted(line["index"] for line in _written(file)) == list(range(20))
+    assert all(line["job_id"] == f"job-{line['index']}" for line in _written(file))
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 100])
+def test_jobs_in_flight_stay_within_the_window(window: int) -> None:
+    """Never more than `window`, and the window is used in full."""
+    jobs = _MemorySubmitter()
+    run_batch(_lines(23), Output(io.BytesIO(), "b"), jobs, window=window)
+    assert jobs.most == min(window, 23)
+
+
+def test_waiting_is_renewed_per_half_window_only() -> None:
+    """A subscription for each of 1,000 jobs would cost more than the jobs."""
+    jobs = _MemorySubmitter()
+    run_batch(_lines(1000), Output(io.BytesIO(), "b"), jobs, window=100)
+    assert jobs.waits <= 1000 / 50 + 1
+
+
+def test_full_queue_waits_for_room() -> None:
+    """A template's max_queue under the window slows a batch down, and does not end it."""
+    file, jobs = io.BytesIO(), _MemorySubmitter(queue_limit=3)
+    run_batch(_lines(10), Output(file, "b"), jobs, window=8)
+    assert len(_written(file)) == 10
+    assert jobs.most == 3
+
+
+def test_queue_filled_by_others_is_an_error() -> None:
+    """With nothing of its own to wait for, a batch says so instead of spinning."""
+    with pytest.raises(Conflict, match="full"):
+        run_batch(_lines(1), Output(io.BytesIO(), "b"), _MemorySubmitter(queue_limit=0), window=8)
+
+
+def test_interrupted_batch_goes_on_where_it_stopped() -> None:
+    """The second run submits what is missing, under the keys of the first: no job twice."""
+    file, jobs = io.BytesIO(), _MemorySubmitter(interrupt_after=7)
+    with pytest.raises(KeyboardInterrupt):
+        run_batch(_lines(20), Output(file, "b"), jobs, window=4)
+    assert len(_written(file)) == 7
+    jobs.interrupt_after = None
+    jobs.in_flight.clear()
+    file.seek(0)
+    done: list[None] = []
+    run_batch(_lines(20), Output(file, "b"), jobs, window=4, on_done=lambda: done.append(None))
+    assert sorted(line["index"] for line in _written(file)) == list(range(20))
+    assert len(jobs.jobs) == 20
+    assert len(done) == 13
+
+
+def test_torn_last_line_is_dropped_and_done_again() -> None:
+    """A process killed while it wrote leaves half a line; it must not spoil the file."""
+    whole = io.BytesIO()
+    run_batch(_lines(3), Output(whole, "b"), _MemorySubmitter(), window=1)
+    file = io.BytesIO(whole.getvalue()[:-9])
+    output = Output(file, "b")
+    assert output.indexes == {0, 1}
+    run_batch(_lines(3), output, _MemorySubmitter(), window=1)
+    assert sorted(line["index"] for line in _written(file)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"index": 0, "batch": "another", "status": "succeeded"}\n',
+        b'{"variables": {}}\n',
+        b"my notes\n",
+        b"my notes",
+        b"[1]\n",
+        b'{"index": 0, "batch": "b"}\n',
+        b'{"index": 0, "batch": "b", "status"\n{"index": 1, "batch": "b", "status": "failed"}\n',
+    ],
+)
+def test_file_of_another_kind_is_left_alone(content: bytes) -> None:
+    """Conflict, and not one byte changed."""
+    file = io.BytesIO(content)
+    with pytest.raises(Conflict, match="output file"):
+        Output(file, "b")
+    assert file.getvalue() == content
+
+
+def test_summary_covers_earlier_runs() -> None:
+    """Counts and tokens are those of the whole file."""
+    file = io.BytesIO()
+    run_batch(_lines(14), Output(file, "b"), _MemorySubmitter(), window=1)
+    file.seek(0)
+    summary = Output(file, "b").summary
+    assert summary.statuses == {"succeeded": 13, "failed": 1}
+    assert (summary.prompt_tokens, summary.cached_tokens) == (140, 98)
+    assert summary.completion_tokens == 28
+    assert not summary.succeeded
+
+
+def test_bad_lines_become_error_lines() -> None:
+    """With its number, its id and the remedy; the others run."""
+    text = b'{"id": 7, "variables": {}}\n\n{"id": "a", "variables": {"ticket": "x"}}\n'
+    file = io.BytesIO()
+    lines = list(read_lines(io.BytesIO(text), template="acme/triage", check=_check))
+    run_batch(lines, Output(file, "b"), _MemorySubmitter(), window=1)
+    first, second = _written(file)
+    assert (first["index"], first["id"], first["status"]) == (0, 7, INVALID)
+    assert first["error"]["remedy"] == "Give it."
+    assert (second["index"], second["id"], second["status"]) == (2, "a", "succeeded")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"{", "not a line of JSON"),
+        (b"\xff", "not a line of JSON"),
+        (b'{"variables": {"ticket": NaN}}', "NaN is not JSON"),
+        (b"[]", "not a JSON object"),
+        (b'{"ticket": "x"}', "unknown fields"),
+        (b'{"template": "acme/triage"}', "variables is no object"),
+        (b'{"variables": []}', "variables is no object"),
+        (b'{"variables": {}, "template": 3}', "template is missing"),
+        (b'{"variables": {}, "template": "acme"}', "not a template address"),
+        (b'{"variables": {}, "id": 1.5}', "id is neither"),
+        (b'{"variables": {}}', "ticket is missing"),
+    ],
+)
+def test_bad_line_says_what_is_wrong(text: bytes, problem: str) -> None:
+    """The message names the field; the line's number counts from 1."""
+    line = read_line(text, 4, template="acme/triage", check=_check)
+    assert isinstance(line, BadLine)
+    assert problem in str(line)
+    assert str(line).startswith("line 5: ")
+    assert line.to_dict()["line"] == 5
+
+
+def test_line_without_any_template_is_bad() -> None:
+    """Neither the line nor the command names one."""
+    line = read_line(b'{"variables": {}}', 0, template=None, check=_check)
+    assert "template is missing" in str(line)
+
+
+def test_redis_away_is_no_bad_line() -> None:
+    """Trouble with Redis ends the check; it says nothing about the line."""
+
+    def check(_template: str, _variables: Mapping[str, Any]) -> None:
+        raise RedisUnreachable("Redis cannot be reached")
+
+    with pytest.raises(RedisUnreachable):
+        read_line(b'{"variables": {}}', 0, template="acme/triage", check=check)
+
+
+def test_batch_is_named_by_input_and_options() -> None:
+    """Equal input and options have one name; any change gives another."""
+
+    def name(content: bytes = b"x\n", **changed: Any) -> str:
+        options: dict[str, Any] = {"template": "a/b", "use_cache": True, "run": "", **changed}
+        return batch_name(io.BytesIO(content), **options)
+
+    others = [name(b"y\n"), name(template=None), name(use_cache=False), name(run="2")]
+    assert name() == name()
+    assert len({name(), *others}) == 5

@@ -1,0 +1,90 @@
+"""What an engine is asked and what it answers; no torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from contract.errors import PrefillqError
+from contract.types import FinishReason
+from templates.spec import GenerationSpec
+from worker.prefix.entry import PrefixEntry, PrefixKey
+
+StopReason = Literal["cancelled", "expired"]
+
+
+class NonFiniteLogits(PrefillqError):
+    """The model's scores held NaN or infinity; any text made from them would be garbage."""
+
+    code = "non_finite_logits"
+
+
+class PrefixMismatch(PrefillqError):
+    """An entry that is not an exact prefix of the request, or is of another model."""
+
+    code = "prefix_mismatch"
+
+
+class PrefixUnsupported(PrefillqError):
+    """The model keeps its state in a way that cannot be copied and continued from."""
+
+    code = "prefix_unsupported"
+
+
+class RequestTooLong(PrefillqError):
+    """Prompt and completion together need more positions than there are."""
+
+    code = "request_too_long"
+
+
+def never() -> StopReason | None:
+    """`should_stop` of a request that nothing cancels."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One job, in ids."""
+
+    ids: tuple[int, ...]  # the whole prompt, prefix included
+    generation: GenerationSpec
+    choices: tuple[tuple[int, ...], ...] | None = None  # ids of each allowed answer, without EOS
+    entry: PrefixEntry | None = None  # None: compute the whole prompt
+    # Asked before the prefill and after every token.
+    should_stop: Callable[[], StopReason | None] = never
+    keep_scores: bool = False  # True: report the first token's raw scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What came out. Seconds on the monotonic clock, the device synchronized at each edge."""
+
+    token_ids: tuple[int, ...]  # the end-of-sequence id included, if it was produced
+    text: str  # without control tokens, cut before the stop string
+    choice_index: int | None = None
+    finish_reason: FinishReason
+    fork_s: float = 0.0
+    suffix_prefill_s: float = 0.0  # to the first token's logits; the whole prompt when uncached
+    decode_s: float = 0.0
+    first_token_s: float = 0.0  # from the call's start; 0 when there was no token
+    batch_size: int = 1
+    first_scores: tuple[float, ...] = ()  # one per vocabulary id, when they were asked for
+
+
+class Engine(Protocol):
+    """Thread-safe. Every method raises NonFiniteLogits when the model's scores are unusable."""
+
+    @property
+    def name(self) -> str:
+        """As it appears in logs and listings."""
+
+    @property
+    def batch_size(self) -> int:
+        """How many requests it can serve at once."""
+
+    def prefill(self, key: PrefixKey, ids: Sequence[int]) -> PrefixEntry:
+        """Compute a prefix once. Raises PrefixUnsupported where the model cannot be cached."""
+
+    def generate(self, request: GenerationRequest) -> Generation:
+        """Answer a request. Raises PrefixMismatch and RequestTooLong; changes no entry."""
