@@ -80,8 +80,24 @@ def model_files(path: Path) -> tuple[Path, ...]:
 
 
 def tokenizer_digest(path: Path, name: str, chat_template: str) -> str:
-    """Digest of everything that decides which ids a text becomes."""
-    return digest({"tokenizer": _json(path, "tokenizer.json", name), "chat": chat_template})
+    """Digest of everything that decides which ids a text becomes.
+
+    `tokenizer_config.json` counts with the fields that name tokens: Transformers adds those to
+    the tokenizer's own, and the chat template prints some of them.
+    """
+    config = _json(path, "tokenizer_config.json", name, optional=True)
+    named = {
+        key: value
+        for key, value in config.items()
+        if key == "added_tokens_decoder" or key.endswith(("_token", "_tokens"))
+    }
+    return digest(
+        {
+            "tokenizer": _json(path, "tokenizer.json", name),
+            "named_tokens": named,
+            "chat": chat_template,
+        }
+    )
 
 
 def file_digest(path: Path) -> str:

@@ -48,7 +48,7 @@ class CeleryBell:
         self._pool: ProducerPool | None = None
 
     def ring(self, rings: Iterable[Ring]) -> None:
-        from kombu.exceptions import OperationalError
+        from kombu.exceptions import BatchPublishError, OperationalError
 
         try:
             with (
@@ -58,7 +58,7 @@ class CeleryBell:
             ):
                 for one in rings:
                     ring(self._app, one.tenant, one.template, one.job_id, producer=producer)
-        except OperationalError as error:
+        except (OperationalError, BatchPublishError) as error:
             with errors_explained(self._settings):
                 if isinstance(error.__cause__, Exception):
                     raise error.__cause__ from error

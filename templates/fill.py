@@ -54,7 +54,17 @@ def trusted_ids(
 
 
 def check_positions(prompt_tokens: int, max_new_tokens: int, max_positions: int | None) -> None:
-    """Raise InvalidInput, with the numbers, when prompt and answer exceed the model's positions."""
+    """Raise InvalidInput, with the numbers, when prompt and answer exceed the model's positions.
+
+    An empty prompt is refused too: there is no token to start an answer from.
+    """
+    if prompt_tokens == 0:
+        raise InvalidInput(
+            "the prompt is empty",
+            given="0 tokens",
+            expected="at least one",
+            remedy="Put some fixed text into the template.",
+        )
     if max_positions is not None and prompt_tokens + max_new_tokens > max_positions:
         raise InvalidInput(
             "the prompt and its answer are longer than the model can read",

@@ -69,8 +69,8 @@ class Proxy:
     def drop(self) -> None:
         """Close every connection; new ones are welcome."""
         with self._lock:
-            for one in list(self._peers):
-                self._close(one)
+            while self._peers:
+                self._close(next(iter(self._peers)))
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import yaml
 from contract.errors import TemplateRefused
 from contract.model_folder import ModelFolder
 from contract.settings import Settings
-from templates import prepare
 from templates.compile import compile_template
 from templates.examples import example_paths
 from templates.lint import Finding, lint_prompt, lint_spec
@@ -160,11 +158,12 @@ def test_prompt_over_the_models_positions_is_an_error(
 
 
 @pytest.fixture(scope="module")
-def preparer(smollm2: ModelFolder) -> Iterator[Preparer]:
-    """Finds the real model under any name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "find_model", lambda _name, _settings: smollm2)
-        yield Preparer(Settings())
+def preparer(smollm2: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> Preparer:
+    """One for all tests here, so that the tokenizer is read once."""
+    settings = Settings(cache_dir=tmp_path_factory.mktemp("cache"))
+    settings.models_dir.mkdir()
+    (settings.models_dir / smollm2.name).symlink_to(smollm2.path)
+    return Preparer(settings)
 
 
 def _lint_text(preparer: Preparer, folder: Path, text: str) -> list[Finding]:
