@@ -28,6 +28,7 @@ def json_option(function: _F) -> _F:
     decorate = option(
         "--json",
         "as_json",
+        envvar="PREFILLQ_JSON",  # one for all commands
         is_flag=True,
         is_eager=True,  # before the others, so that their errors are JSON already
         callback=_remember,

@@ -33,6 +33,7 @@ _SHOWN = 20  # bad lines on a terminal; --json has all
     "-o",
     "--output",
     "out",
+    envvar="PREFILLQ_BATCH_OUTPUT",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     help="Results, one JSON line each. Run again with the same file to go on.",

@@ -15,7 +15,7 @@ from contract.settings import Settings
 if TYPE_CHECKING:
     from kombu.pools import ProducerPool
 
-_CONNECTIONS = 4
+_CONNECTIONS = 32  # made when needed; more threads than that wait for each other
 _BATCH = 128
 
 
@@ -79,9 +79,6 @@ class CeleryBell:
         with self._lock:
             if self._pool is None:
                 self._app = make_celery(self._settings)
-                # A stale connection is replaced before it is used; trying again after a
-                # timeout would only double the time until the caller learns of it.
-                self._app.conf.task_publish_retry_policy = {"max_retries": 0}
                 # kombu's own pools are shared by all that have the same URL; closing one
                 # producer must not close another's.
                 connections = self._app.connection_for_write().Pool(limit=_CONNECTIONS)

@@ -31,11 +31,18 @@ def _producer(settings: Settings) -> Producer:
 @option(
     "--var",
     "pairs",
+    envvar="PREFILLQ_SUBMIT_VAR",
     multiple=True,
     metavar="NAME=VALUE",
     help="One variable (repeatable). Text, or JSON where the template's schema wants no text.",
 )
-@option("--vars", "given", metavar="JSON", help="Variables as a JSON object, @file or - (stdin).")
+@option(
+    "--vars",
+    "given",
+    envvar="PREFILLQ_SUBMIT_VARS",
+    metavar="JSON",
+    help="Variables as a JSON object, @file or - (stdin).",
+)
 @option("--wait", is_flag=True, help="Wait for the job and print its answer.")
 @option(
     "--timeout",

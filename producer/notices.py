@@ -126,7 +126,8 @@ class Watcher:
 
     def _tell(self, job_id: str) -> None:
         with self._changed:
-            for wait in self._waits.get(job_id, ()):
+            # Told once and forgotten, however slowly the waiter takes it.
+            for wait in self._waits.pop(job_id, ()):
                 wait.put(job_id)
 
     def _tell_all(self, error: Exception) -> None:

@@ -108,7 +108,13 @@ def _side(settings: Settings, text: str) -> Side:
 @click.command()
 @click.argument("address")
 @option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: stdout.")
-@option("--all", "everything", is_flag=True, help="All versions and labels, as one file.")
+@option(
+    "--all",
+    "everything",
+    envvar="PREFILLQ_TEMPLATES_EXPORT_ALL",
+    is_flag=True,
+    help="All versions and labels, as one file.",
+)
 @json_option
 @click.pass_obj
 def export(

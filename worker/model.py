@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from contract.errors import ModelError
 from contract.model_folder import ModelFolder
@@ -35,6 +38,8 @@ def load_model(folder: ModelFolder, *, device: torch.device, dtype: torch.dtype)
     Raises ModelError when it cannot be read, is an encoder-decoder, or lacks weights that
     Transformers would otherwise fill with random numbers.
     """
+    if not sys.stderr.isatty():  # bars are for people
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         config = AutoConfig.from_pretrained(
             folder.path, local_files_only=True, trust_remote_code=False
@@ -64,7 +69,14 @@ def load_model(folder: ModelFolder, *, device: torch.device, dtype: torch.dtype)
                 remedy="Fetch it again with 'prefillq models fetch'.",
             )
         module = module.to(device).eval()
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        ImportError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
         raise ModelError(
             f"model {folder.name} cannot be loaded",
             given=" ".join(f"{type(error).__name__}: {error}".split())[:300],

@@ -88,10 +88,10 @@ def test_without_the_number_check_racing_publishers_collide(
     assert broken != source
     for script, numbers in ((source, [1, 2]), (broken, [1, 1])):
         client.flushdb()
-        monkeypatch.setattr(registry_module, "script_source", lambda name, s=script: s)
+        monkeypatch.setattr(registry_module, "script_source", lambda _, s=script: s)
         registry = Registry(client, settings)
         counts = iter([0, 0, 1])  # both read the count before either has written
-        monkeypatch.setattr(registry, "_count", lambda tenant, name, c=counts: next(c))
+        monkeypatch.setattr(registry, "_count", lambda *_, c=counts: next(c))
         refs = [publish(registry), publish(registry, text="Other: ")]
         assert [ref.version for ref in refs] == numbers
 

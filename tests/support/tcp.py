@@ -39,6 +39,7 @@ class Proxy:
     def __init__(self, redis_url: str) -> None:
         target = urlsplit(redis_url)
         self._target = (target.hostname or "127.0.0.1", target.port or 6379)
+        self._login = target.netloc.rpartition("@")[0]
         self._path = target.path
         self._listener: socket.socket | None = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._port = self._listener.getsockname()[1]
@@ -51,15 +52,12 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self._port}{self._path}"
+        login = f"{self._login}@" if self._login else ""
+        return f"redis://{login}127.0.0.1:{self._port}{self._path}"
 
     def swallow(self) -> None:
         """From now on nothing comes through in either direction, and nothing is closed."""
         self._swallowing.set()
-
-    def forward(self) -> None:
-        """Forward again what arrives from now on."""
-        self._swallowing.clear()
 
     def stop(self) -> None:
         """Close the listener and every connection, as a server that was stopped."""

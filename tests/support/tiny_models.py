@@ -38,6 +38,7 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": EOS,
     "pad_token_id": 0,
+    "tie_word_embeddings": False,  # tied, a random model only repeats the last token
 }
 _NO_ATTENTION: dict[str, Any] = {
     "vocab_size": VOCABULARY,

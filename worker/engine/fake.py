@@ -15,7 +15,7 @@ _POLL_S = 0.002
 
 
 class FakeEntry(PrefixEntry):
-    """An entry whose cache is its ids. `intact` may be set to False in its `kv` to break it."""
+    """An entry whose cache is a dict with its ids; change that, and the audit fails."""
 
     __slots__ = ()
 

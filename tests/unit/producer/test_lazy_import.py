@@ -37,7 +37,9 @@ def test_importing_takes_under_300_ms_and_loads_nothing_heavy() -> None:
 
 def test_using_a_producer_loads_neither_torch_nor_transformers() -> None:
     """The producer's whole code runs without the worker's libraries."""
-    code = _PROBE.replace("import json\n", "import json\nproducer.Producer(redis_url='redis://x')\n")
+    code = _PROBE.replace(
+        "import json\n", "import json\nproducer.Producer(redis_url='redis://x')\n"
+    )
     assert not {"torch", "transformers"} & set(str(probe(code)["heavy"]))
     assert "redis" in str(probe(code)["heavy"])
 

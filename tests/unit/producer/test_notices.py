@@ -123,7 +123,7 @@ def test_without_the_poll_a_lost_notice_is_a_hang(
     """Fault: no polling, and the test above would time out."""
     store.deaf = True
     watcher = watch(poll_s=0.05)
-    monkeypatch.setattr(watcher, "_poll", lambda tenant=None: None)
+    monkeypatch.setattr(watcher, "_poll", lambda *_: None)
     job_id = store.add()
     threading.Timer(0.1, store.cancel, [job_id]).start()
     with pytest.raises(TimedOut):
@@ -163,9 +163,22 @@ def test_ten_thousand_waits_share_one_stream_and_one_thread(
         assert threading.active_count() <= threads + 5
         for job_id in job_ids:
             store.cancel(job_id)
-        assert sorted(sum((w.result() for w in waits), [])) == sorted(job_ids)
+        assert sorted(job_id for wait in waits for job_id in wait.result()) == sorted(job_ids)
     assert store.streams == 1
     assert watcher._waits == {}
+
+
+def test_a_slow_reader_is_told_once(store: Store, watch: Callable[..., Watcher]) -> None:
+    """What has ended but was not taken yet is neither polled nor queued again."""
+    watcher = watch(poll_s=0.02)
+    job_ids = [store.add() for _ in range(5)]
+    waiting = watcher.ended(job_ids, 10)
+    store.cancel(job_ids[0])
+    assert next(waiting) == job_ids[0]
+    for job_id in job_ids[1:]:
+        store.cancel(job_id)
+    until(lambda: watcher._waits == {})
+    assert sorted(waiting) == sorted(job_ids[1:])
 
 
 def test_tenants_are_followed_as_they_come(store: Store, watch: Callable[..., Watcher]) -> None:
@@ -239,10 +252,10 @@ def test_an_unforeseen_error_reaches_the_waiters_and_is_not_for_ever(
     watcher = watch(poll_s=0.05)
     job_id = store.add()
     with monkeypatch.context() as patch:
-        patch.setattr(watcher, "_listen", lambda tenants: 1 / 0)
+        patch.setattr(watcher, "_listen", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             list(watcher.ended([job_id], 10))
-    store.cancel(job_id)
+    threading.Timer(0.1, store.cancel, [job_id]).start()
     assert list(watcher.ended([job_id], 10)) == [job_id]
 
 

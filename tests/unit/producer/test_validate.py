@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import math
+import urllib.request
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -112,19 +114,22 @@ def test_a_schema_is_compiled_once_per_version() -> None:
     [{"$ref": "http://127.0.0.1:9/schema.json"}, {"$ref": "#/$defs/none"}, {"pattern": "("}],
     ids=["other_host", "dangling", "bad_pattern"],
 )
-def test_a_schema_that_cannot_be_applied_is_the_templates_fault(ticket: dict[str, Any]) -> None:
+def test_a_schema_that_cannot_be_applied_is_the_templates_fault(
+    ticket: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reference to another host is never fetched; it and a bad pattern name the template."""
+    asked: list[object] = []
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *args, **_: asked.append(args))
     schema = {"type": "object", "properties": {"ticket": ticket}, "required": ["ticket"]}
     broken = VERSION.spec.input.model_copy(update={"json_schema": schema})
     version = replace(VERSION, spec=VERSION.spec.model_copy(update={"input": broken}))
     with pytest.raises(SpecInvalid, match="acme/triage@1"):
         VariablesChecker(LIMIT).check(version, {"ticket": "x"})
+    assert asked == []
 
 
 @given(st.dictionaries(st.text(max_size=5), st.one_of(st.text(), st.integers(), st.none())))
 def test_anything_either_fits_or_is_invalid_input(variables: dict[str, Any]) -> None:
     """No variables make the check raise anything else."""
-    try:
-        assert check(variables)["ticket"] == variables["ticket"]
-    except InvalidInput as error:
-        assert error.problem
+    with contextlib.suppress(InvalidInput):
+        assert check(variables) == variables
