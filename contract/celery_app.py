@@ -65,25 +65,22 @@ def make_celery(settings: Settings) -> Celery:
     return app
 
 
-def make_queue(tenant: str, template: str) -> Queue:
-    """The queue of one template, as kombu wants it."""
+def make_queue(name: str) -> Queue:
+    """The queue of that name (see `contract.keys.queue`), as kombu wants it."""
     from kombu import Exchange, Queue
 
-    name = keys.queue(tenant, template)
     return Queue(name, Exchange("prefillq", type="direct"), routing_key=name)
 
 
-def ring(
-    app: Celery, tenant: str, template: str, job_id: str, *, producer: Producer | None = None
-) -> None:
-    """Tell the workers of a template that a job is queued, over `producer` or the app's pool.
+def ring(app: Celery, queue: str, job_id: str, *, producer: Producer | None = None) -> None:
+    """Tell the workers of a queue that a job waits, over `producer` or the app's pool.
 
     Raises kombu's OperationalError when the broker does not answer.
     """
     app.send_task(
         TASK_NAME,
         args=(job_id,),
-        queue=make_queue(tenant, template),
+        queue=make_queue(queue),
         ignore_result=True,
         producer=producer,
     )

@@ -41,6 +41,7 @@ class Submitted:
     job_id: str
     created: bool
     state: JobState
+    queue: str  # of the job that `job_id` names, which may be an earlier one's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +132,18 @@ class JobStore(Protocol):
         """Why a running job should stop now; cheap enough to ask between decode steps."""
         ...
 
-    def commit(self, result: Result, fence: int) -> bool:
+    def commit(self, result: Result, fence: int) -> Result | None:
         """Write the result and end the job, if it runs under this fence.
 
-        False changes nothing. Repeating a commit that was written is True again, so that a
-        caller who lost the reply may retry. A result over `max_result_bytes` is written as
-        failed with the code `result_too_large` (see `fit_result`).
+        Returns the result as written; None means refused, and nothing was changed. Repeating
+        a commit that was written gives it again, so that a caller who lost the reply may
+        retry. A result over `max_result_bytes` is written as failed with the code
+        `result_too_large` (see `fit_result`).
         """
+        ...
+
+    def note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
+        """Add the seconds that a commit took, known only after it, to the result's timings."""
         ...
 
     def release(self, job_id: str, fence: int) -> bool:
@@ -238,6 +244,12 @@ def fit_result(result: Result, size: int, limit: int) -> Result:
             remedy="Lower generation.max_new_tokens or raise PREFILLQ_MAX_RESULT_BYTES.",
         ),
     )
+
+
+def with_commit_time(result: Result, commit_s: float) -> Result:
+    """The result with the seconds of its own commit in its timings."""
+    timings = replace(result.timings, commit_s=commit_s, total_s=result.timings.total_s + commit_s)
+    return replace(result, timings=timings)
 
 
 def no_such_job(job_id: str) -> NotFound:

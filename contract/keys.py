@@ -73,6 +73,10 @@ def worker(worker_id: str) -> str:
     return f"pq:_worker:{worker_id}"
 
 
-def queue(tenant: str, template: str) -> str:
-    """The Celery queue of a template."""
-    return f"{tenant}/{template}"
+def queue(tenant: str, template: str, model_digest: str) -> str:
+    """The Celery queue of a template's versions for one model.
+
+    A worker consumes only what its model can run, so a job waits for the right weights
+    instead of failing on others.
+    """
+    return f"{tenant}/{template}/{model_digest[:12]}"

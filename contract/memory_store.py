@@ -34,6 +34,7 @@ from contract.job_store import (
     key_taken,
     no_such_job,
     queue_full,
+    with_commit_time,
 )
 from contract.settings import Settings
 from contract.types import Job, JobState, Result
@@ -51,6 +52,7 @@ class _Record:
     lease_until: float = 0.0
     cancel_requested: bool = False
     result: Result | None = None
+    commit_s: float = 0.0
     finished_at: float | None = None
 
 
@@ -98,18 +100,18 @@ class MemoryJobStore:
         with self._lock:
             now = self._clock()
             if own := self._live(job.id):
-                return Submitted(job_id=job.id, created=True, state=own.state)
+                return _submitted(own, created=True)
             first_id = None if key is None else self._first_of_key.get((tenant, key))
             if first_id and (first := self._live(first_id)):
                 if first.input_digest != submission.input_digest:
                     return key_taken(first_id)
                 first.submits += 1
-                return Submitted(job_id=first_id, created=False, state=first.state)
+                return _submitted(first, created=False)
             limit = submission.max_queue
             if limit is not None and self._waiting(job, now) >= limit:
                 return queue_full(job, limit)
             deadline_at = now + (submission.deadline_s or self._settings.default_deadline_s)
-            self._records[job.id] = _Record(
+            record = self._records[job.id] = _Record(
                 job=replace(
                     job,
                     variables=variables,
@@ -124,7 +126,7 @@ class MemoryJobStore:
             )
             if key is not None:
                 self._first_of_key[tenant, key] = job.id
-        return Submitted(job_id=job.id, created=True, state=JobState.QUEUED)
+        return _submitted(record, created=True)
 
     def withdraw(self, job_id: str, *, idempotency_key: str | None = None) -> bool:
         tenant = tenant_of(job_id)
@@ -178,7 +180,7 @@ class MemoryJobStore:
                 return "cancelled"
             return "expired" if record.deadline_at <= self._clock() else None
 
-    def commit(self, result: Result, fence: int) -> bool:
+    def commit(self, result: Result, fence: int) -> Result | None:
         check_ended(result)
         size = len(pack(result.to_dict()))
         result = fit_result(result, size, self._settings.max_result_bytes)
@@ -186,10 +188,20 @@ class MemoryJobStore:
             record = self._held(result.job_id, fence)
             if record is None:
                 record = self._live(result.job_id)
-                return record is not None and (record.job.fence, record.result) == (fence, result)
+                written = record is not None and (record.job.fence, record.result) == (
+                    fence,
+                    result,
+                )
+                return result if written else None
             record.result = result
             self._finish(record, result.status)
-        return True
+        return result
+
+    def note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
+        with self._lock:
+            record = self._live(job_id)
+            if record is not None and record.job.fence == fence and record.result is not None:
+                record.commit_s = commit_s
 
     def release(self, job_id: str, fence: int) -> bool:
         with self._lock:
@@ -222,7 +234,9 @@ class MemoryJobStore:
             if record is None:
                 raise no_such_job(job_id)
             result = record.result
-            if result is None and record.finished_at is not None:
+            if result is not None:
+                result = with_commit_time(result, record.commit_s)
+            elif record.finished_at is not None:
                 result = end_without_result(
                     record.job, record.state, record.worker, record.finished_at
                 )
@@ -313,3 +327,9 @@ class _MemoryNotices:
 
     def close(self) -> None:
         self.closed = True
+
+
+def _submitted(record: _Record, *, created: bool) -> Submitted:
+    return Submitted(
+        job_id=record.job.id, created=created, state=record.state, queue=record.job.queue
+    )

@@ -1,9 +1,10 @@
 """How a job record is spelled: the hash at `keys.job(id)`.
 
-- what was asked: `template`, `version`, `digest`, `input` (msgpack), `input_digest`, `use_cache`
+- what was asked: `template`, `version`, `digest`, `input` (msgpack), `input_digest`, `use_cache`,
+  `queue` (where to ring)
 - when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
 - who runs it: `attempt`, `fence`, `worker`, `lease_until`, `claim_token`
-- how it ends: `state`, `cancel_requested`, `result` (msgpack)
+- how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`
 - book-keeping: `waiting` (name of the template's waiting set), `submits`
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from contract.codec import pack, unpack
 from contract.ids import tenant_of
-from contract.job_store import JobView, end_without_result
+from contract.job_store import JobView, end_without_result, with_commit_time
 from contract.redis_client import text
 from contract.types import Job, JobState, Result, VersionRef
 
@@ -29,6 +30,8 @@ def asked(job: Job) -> list[str | bytes | int]:
         job.ref.version,
         "digest",
         job.ref.digest,
+        "queue",
+        job.queue,
         "use_cache",
         int(job.use_cache),
         "input",
@@ -51,6 +54,7 @@ def job_of(job_id: str, record: Hash) -> Job:
             version=int(record[b"version"]),
             digest=text(record[b"digest"]),
         ),
+        queue=text(record[b"queue"]),
         variables=unpack(record[b"input"]),
         use_cache=record[b"use_cache"] == b"1",
         created_at=float(record[b"created_at"]),
@@ -68,6 +72,7 @@ def view_of(job_id: str, record: Hash) -> JobView:
     result = None
     if b"result" in record:
         result = Result.from_dict(unpack(record[b"result"]))
+        result = with_commit_time(result, float(record.get(b"commit_s", 0.0)))
     elif finished_at is not None:
         result = end_without_result(job, state, worker, finished_at)
     return JobView(

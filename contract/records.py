@@ -68,6 +68,7 @@ _SCRIPTS = (
     "renew",
     "stop_reason",
     "commit",
+    "note_commit",
     "release",
     "cancel",
     "state",
@@ -178,14 +179,19 @@ class RedisJobStore:
             reply = self._run("stop_reason", job_id, fence)
         return None if reply is None else cast(StopReason, text(reply))
 
-    def commit(self, result: Result, fence: int) -> bool:
+    def commit(self, result: Result, fence: int) -> Result | None:
         check_ended(result)
         packed = pack(result.to_dict())
         fitting = fit_result(result, len(packed), self._settings.max_result_bytes)
         if fitting is not result:
             packed = pack(fitting.to_dict())
         with errors_explained(self._settings):
-            return bool(self._run("commit", result.job_id, fence, str(fitting.status), packed))
+            done = self._run("commit", result.job_id, fence, str(fitting.status), packed)
+        return fitting if done else None
+
+    def note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
+        with errors_explained(self._settings):
+            self._run("note_commit", job_id, fence, f"{commit_s:.6f}")
 
     def release(self, job_id: str, fence: int) -> bool:
         with errors_explained(self._settings):
@@ -289,8 +295,10 @@ def _submitted(submission: Submission, reply: Any) -> Submitted | PrefillqError:
             return queue_full(submission.job, submission.max_queue or 0)
         case ["conflict", job_id, _]:
             return key_taken(job_id)
-        case [outcome, job_id, state]:
-            return Submitted(job_id=job_id, created=outcome == "created", state=JobState(state))
+        case [outcome, job_id, state, queue]:
+            return Submitted(
+                job_id=job_id, created=outcome == "created", state=JobState(state), queue=queue
+            )
     return _unexpected("submit", reply)
 
 

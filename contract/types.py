@@ -57,6 +57,7 @@ class Job:
 
     id: str  # "<tenant>.<time and randomness, hex>", see contract.ids
     ref: VersionRef  # resolved once, at submit; retries never change it
+    queue: str = ""  # where its doorbell rings, see contract.keys.queue
     variables: Variables
     use_cache: bool = True  # False asks for the plain path, for comparison
     created_at: float = 0.0

@@ -23,8 +23,7 @@ _BATCH = 128
 class Ring:
     """Whom to tell of which job."""
 
-    tenant: str
-    template: str
+    queue: str
     job_id: str
 
 
@@ -57,7 +56,7 @@ class CeleryBell:
                 producer.batch(max_size=_BATCH),
             ):
                 for one in rings:
-                    ring(self._app, one.tenant, one.template, one.job_id, producer=producer)
+                    ring(self._app, one.queue, one.job_id, producer=producer)
         except (OperationalError, BatchPublishError) as error:
             with errors_explained(self._settings):
                 if isinstance(error.__cause__, Exception):

@@ -11,6 +11,7 @@ from contract.canonical import digest
 from contract.errors import InvalidInput, PrefillqError, RedisRefused, RedisUnreachable
 from contract.ids import TemplateAddress, new_job_id, parse_address, tenant_of
 from contract.job_store import JobStore, Submission, Submitted, check_submission
+from contract.keys import queue as queue_name
 from contract.records import RedisJobStore
 from contract.redis_client import connect
 from contract.settings import Settings
@@ -167,12 +168,14 @@ class Producer:
             )
         address = parse_address(template)
         version = self._parts.versions.get(self._parts.versions.resolve(address))
+        queue = queue_name(address.tenant, address.name, version.model_digest)
         limits = version.spec.limits
         submissions = [
             Submission(
                 job=Job(
                     id=new_job_id(address.tenant),
                     ref=version.ref,
+                    queue=queue,
                     variables=variables,
                     use_cache=use_cache,
                 ),
@@ -215,8 +218,8 @@ class Producer:
                 self._withdraw(submissions)
                 raise refusals[0]
             self._parts.bell.ring(
-                Ring(tenant=s.job.ref.tenant, template=s.job.ref.template, job_id=outcome.job_id)
-                for s, outcome in zip(submissions, submitted, strict=True)
+                Ring(queue=outcome.queue, job_id=outcome.job_id)
+                for outcome in submitted
                 # A job found by its key is rung again: its first ring may have been lost.
                 if outcome.state is JobState.QUEUED
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -201,7 +202,35 @@ def _check_schema(schema: dict[str, Any]) -> None:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         raise ValueError(f"input.schema is no JSON Schema: {error.message}") from error
+    for keyword, value in _keywords(schema):
+        if keyword in ("$ref", "$dynamicRef") and not value.startswith("#"):
+            raise ValueError(
+                f"input.schema refers to {value!r}; use places inside it (#/$defs/...)"
+            )
+        if keyword == "pattern":
+            _check_pattern(value)
     if schema.get("type") != "object":
         raise ValueError("input.schema must have type: object")
     if bad := [name for name in schema.get("properties", {}) if not _VARIABLE.fullmatch(name)]:
         raise ValueError(f"not variable names: {bad}; use letters, digits and _")
+
+
+def _keywords(schema: object) -> Iterator[tuple[str, str]]:
+    """All text-valued keywords of a schema, at any depth."""
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if key in ("const", "default", "enum", "examples"):
+                continue  # data, not schema
+            if isinstance(value, str):
+                yield key, value
+            yield from _keywords(value)
+    elif isinstance(schema, list):
+        for item in schema:
+            yield from _keywords(item)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"input.schema has the pattern {pattern!r:.60}: {error}") from error

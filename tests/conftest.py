@@ -56,7 +56,7 @@ def settings(redis_url: str, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def client(settings: Settings) -> Iterator["redis.Redis"]:
+def client(settings: Settings) -> Iterator[redis.Redis]:
     """A connection to that database."""
     with connect(settings) as connection:
         yield connection

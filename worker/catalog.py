@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -20,6 +20,7 @@ class Served:
 
     tenant: str
     template: str
+    queue: str
 
 
 class Catalog:
@@ -45,7 +46,11 @@ class Catalog:
     def refresh(self) -> list[Served]:
         """All templates that match and have a version for this worker's model, sorted."""
         return sorted(
-            Served(tenant=tenant, template=template)
+            Served(
+                tenant=tenant,
+                template=template,
+                queue=keys.queue(tenant, template, self._model_digest),
+            )
             for tenant, template in self._matching()
             if self._fits(tenant, template)
         )
@@ -71,14 +76,13 @@ class Catalog:
 
     def _fits(self, tenant: str, template: str) -> bool:
         with errors_explained(self._settings):
-            digests: Mapping[bytes, bytes] = self._client.hgetall(keys.versions(tenant, template))
-        unknown = {text(d) for d in digests.values()} - self._model_of.keys()
+            reply = self._client.hvals(keys.versions(tenant, template))
+        digests = {text(digest) for digest in reply}
+        unknown = digests - self._model_of.keys()
         if unknown:
             for summary in self._registry.versions(tenant, template):
                 self._model_of[summary.ref.digest] = summary.model_digest
-        return any(
-            self._model_of.get(text(digest)) == self._model_digest for digest in digests.values()
-        )
+        return any(self._model_of.get(digest) == self._model_digest for digest in digests)
 
 
 def check_pattern(pattern: str) -> str:

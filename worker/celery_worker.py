@@ -92,10 +92,7 @@ class CatalogStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._timer = None
 
     def _consume(self, consumer: Any) -> None:
-        wanted = {
-            queue.name: queue
-            for queue in (make_queue(s.tenant, s.template) for s in self.service.serving)
-        }
+        wanted = {served.queue: make_queue(served.queue) for served in self.service.serving}
         current = set(consumer.app.amqp.queues.consume_from)
         for name in current - wanted.keys():
             consumer.cancel_task_queue(name)

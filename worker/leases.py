@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from contract import keys
 from contract.errors import RedisUnreachable
-from contract.logs import get_logger
 from contract.job_store import JobStore, StopReason
+from contract.logs import get_logger
 from contract.redis_client import Client
 from worker.periodic import Periodic
 

@@ -59,4 +59,4 @@ def list_workers(client: Client, settings: Settings) -> list[dict[str, Any]]:
     with errors_explained(settings):
         ids = sorted(text(worker_id) for worker_id in client.zrange(keys.WORKERS, 0, -1))
         bodies = client.mget([keys.worker(worker_id) for worker_id in ids]) if ids else []
-    return [unpack(body) for body in bodies if body is not None]
+    return [unpack(body) for body in bodies if isinstance(body, bytes)]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, Protocol
 
-from contract.errors import PrefillqError, RedisUnreachable
+from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
+from contract.job_store import JobStore, Refused, with_commit_time
 from contract.logs import get_logger
-from contract.job_store import JobStore, Refused
 from contract.types import CacheInfo, CacheState, Job, JobState, Result, Timings, VersionRef
 from templates.fill import check_positions, fill, trusted_ids
 from templates.version import PublishedVersion
@@ -82,17 +82,13 @@ class JobRunner:
             commit_started = self._clock()
             committed = self._commit(result, fence, lease)
             commit_s = self._clock() - commit_started
-        if not committed:
+        if committed is None:
             log.warning("commit_refused", job_id=job_id, fence=fence)
             return None
-        result = replace(
-            result,
-            timings=replace(
-                result.timings, commit_s=commit_s, total_s=result.timings.total_s + commit_s
-            ),
-        )
-        log_finished(result)
-        return result
+        committed = with_commit_time(committed, commit_s)
+        log_finished(committed)
+        self._note_commit(job_id, fence, commit_s)
+        return committed
 
     def _answer(self, job: Job, lease: HeldLease) -> Answer:
         try:
@@ -218,17 +214,24 @@ class JobRunner:
             return None
         return tuple(self._model.tokenizer.encode_ordinary(choice) for choice in choices)
 
-    def _commit(self, result: Result, fence: int, lease: HeldLease) -> bool:
-        """Write the result; while Redis is away, keep trying as long as the lease may last."""
+    def _commit(self, result: Result, fence: int, lease: HeldLease) -> Result | None:
+        """Write the result; while Redis is away or full, keep trying until the lease may end."""
         give_up = time.monotonic() + self._leases.lease_s
         while True:
             try:
                 return self._store.commit(result, fence)
-            except RedisUnreachable as error:
+            except (RedisUnreachable, RedisRefused) as error:
                 if time.monotonic() >= give_up or lease.known_stop == "lost":
                     log.error("commit_given_up", job_id=result.job_id, error=str(error))  # noqa: TRY400
                     raise
                 time.sleep(COMMIT_RETRY_S)
+
+    def _note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
+        try:
+            self._store.note_commit(job_id, fence, commit_s)
+        except PrefillqError as error:
+            # The job has ended well; its record only lacks this one number.
+            log.warning("commit_time_not_noted", job_id=job_id, error=str(error))
 
 
 def _engine_stop(lease: HeldLease) -> Literal["cancelled", "expired"] | None:

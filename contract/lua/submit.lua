@@ -8,7 +8,7 @@
 -- ARGV[7]  digest of the input
 -- ARGV[8..] further fields of the record and their values
 --
--- Returns {'created' | 'existing' | 'conflict', id, state} or {'full'}.
+-- Returns {'created' | 'existing', id, state, queue}, {'conflict', id, state} or {'full'}.
 -- The record of the key's first job is not in KEYS: its name is read from KEYS[5] and differs
 -- from KEYS[1] in the last 32 characters only.
 
@@ -16,7 +16,7 @@ local waiting, idempotency = KEYS[4], KEYS[5]
 local now = server_time()
 
 -- The client repeats a call whose reply it lost.
-if get('state') then return {'created', job.id, get('state')} end
+if get('state') then return {'created', job.id, get('state'), get('queue')} end
 
 if idempotency then
   local first = redis.call('GET', idempotency)
@@ -28,7 +28,7 @@ if idempotency then
         return {'conflict', first, state}
       end
       redis.call('HINCRBY', record, 'submits', 1)
-      return {'existing', first, state}
+      return {'existing', first, state, redis.call('HGET', record, 'queue')}
     end
   end
 end
@@ -49,4 +49,4 @@ redis.call('ZREMRANGEBYSCORE', waiting, '-inf', seconds(now))
 if idempotency then
   redis.call('SET', idempotency, job.id, 'PX', string.format('%d', life_ms))
 end
-return {'created', job.id, 'queued'}
+return {'created', job.id, 'queued', get('queue')}

@@ -36,7 +36,7 @@ from tests.support.tcp import Proxy, SilentServer, closed_port_url
 
 TICKET = {"ticket": "refund?"}
 BOUND_S = 5.0
-QUEUE = f"{keys.BROKER_PREFIX}acme/triage"
+QUEUE = keys.BROKER_PREFIX + keys.queue("acme", "triage", MODEL.model_digest)
 
 
 @pytest.fixture(autouse=True)

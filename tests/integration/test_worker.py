@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from contract.celery_app import make_celery, make_queue
+from contract import keys
+from contract.celery_app import make_celery, make_queue, ring
 from contract.errors import JobFailed
 from contract.model_folder import ModelFolder
 from contract.redis_client import Client
@@ -153,13 +154,11 @@ def test_message_rung_twice_gives_one_result(
     start_worker: Start,
 ) -> None:
     """Case Q4: two workers get the same message; one runs the job, the other is refused."""
-    from contract.celery_app import ring
-
     version = publish(registry, make_spec("twice"), tiny_llama)
     job = producer.submit("acme/twice", {"note": "hello"})
     app = make_celery(settings)
     for _ in range(5):
-        ring(app, "acme", "twice", version.model_digest, job.id)
+        ring(app, keys.queue("acme", "twice", version.model_digest), job.id)
     app.close()
     workers = [start_worker(ready=False), start_worker(ready=False)]
     job.result(timeout=60)
@@ -265,7 +264,7 @@ def test_message_of_another_serializer_is_refused_and_nothing_runs(
     version = publish(registry, make_spec("safe"), tiny_llama)
     worker = start_worker()
     app = make_celery(settings)
-    queue = make_queue("acme", "safe", version.model_digest)
+    queue = make_queue(keys.queue("acme", "safe", version.model_digest))
     for serializer in ("json", "pickle"):
         app.send_task("prefillq.run", args=("x",), queue=queue, serializer=serializer)
     app.send_task("os.system", args=("true",), queue=queue)

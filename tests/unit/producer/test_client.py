@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from contract import keys
 from contract.errors import (
     Conflict,
     InvalidInput,
@@ -25,7 +27,7 @@ from producer.bell import Ring
 from producer.client import Parts, Producer
 from producer.handle import JobHandle
 from templates.version import PublishedVersion
-from tests.support.published import make_spec, make_version
+from tests.support.published import MODEL, make_spec, make_version
 
 
 class Shelf:
@@ -98,7 +100,17 @@ def test_submit_writes_the_record_and_rings_once(rig: Rig) -> None:
         TICKET,
     )
     assert view.job.use_cache is False
-    assert rig.bell.rung == [Ring(tenant="acme", template="triage", job_id=handle.id)]
+    queue = keys.queue("acme", "triage", MODEL.model_digest)
+    assert rig.bell.rung == [Ring(queue=queue, job_id=handle.id)]
+
+
+def test_repeated_submit_rings_where_the_first_job_waits(rig: Rig) -> None:
+    """A new version may need another model; the job found by its key keeps its own queue."""
+    first = rig.producer.submit("acme/triage", TICKET, idempotency_key="k")
+    other = replace(rig.shelf.versions[1], model_digest="9" * 64)
+    rig.shelf.versions[1] = other
+    assert rig.producer.submit("acme/triage", TICKET, idempotency_key="k").id == first.id
+    assert rig.bell.rung[1] == rig.bell.rung[0]
 
 
 def test_the_version_is_resolved_at_submit_and_stays(rig: Rig) -> None:
@@ -180,7 +192,7 @@ def test_what_a_worker_took_meanwhile_is_named(rig: Rig) -> None:
         for one in rings:
             rig.store.claim(one.job_id, "w1", 60)
         rig.bell.works_for = 0
-        ring([Ring(tenant="acme", template="triage", job_id="any")])
+        ring([Ring(queue="acme/triage/x", job_id="any")])
 
     rig.bell.ring = claimed_first  # type: ignore[method-assign]
     with pytest.raises(RedisUnreachable, match="may have been enqueued") as caught:
