@@ -83,7 +83,7 @@ class RootGroup(click.Group):
             raise
         except KeyboardInterrupt:
             note("prefillq: interrupted")
-            raise
+            ctx.exit(INTERRUPTED)
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # whoever read our output has gone; click ends the process quietly

@@ -111,15 +111,11 @@ def show(settings: Settings, *, address: str, prompt: str | None, as_json: bool)
     registry = open_registry(settings)
     version = registry.get(registry.resolve(parse_address(address)))
     ref = version.ref
-    here = [
-        summary.labels
-        for summary in registry.versions(ref.tenant, ref.template)
-        if summary.ref == ref
-    ]
+    labels = registry.labels(ref.tenant, ref.template)
     facts: dict[str, Any] = {
         "address": str(ref),
         "digest": ref.digest,
-        "labels": [label for labels in here for label in labels],
+        "labels": [name for name, number in labels.items() if number == ref.version],
         "model": version.spec.model,
         "model_digest": version.model_digest,
         "tokenizer_digest": version.tokenizer_digest,

@@ -52,6 +52,8 @@ def test_demo_prints_one_json_object_that_holds_what_it_promises(smollm2: ModelF
         process.info["cmdline"]
         for process in psutil.process_iter(["cmdline", "pid"])
         if process.pid not in before
-        and any("redis-server" in part or "producer" in part for part in process.info["cmdline"] or ())
+        and any(
+            "redis-server" in part or "producer" in part for part in process.info["cmdline"] or ()
+        )
     ]
     assert not left, "the demo left processes running"

@@ -114,11 +114,14 @@ def test_missing_extra_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None
 def test_wrong_use_gives_2(monkeypatch: pytest.MonkeyPatch) -> None:
     """click's own words on stderr; with --json also an object on stdout."""
     _plug_in(monkeypatch, _raising(ValueError()))
-    assert _run("extra", "--nonsense").exit_code == 2
+    shown = _run("extra", "--nonsense")
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert "Usage:" in shown.stderr
     assert _run("nothing").exit_code == 2
     data = _run("extra", "--json", "--nonsense")
     assert data.exit_code == 2
     assert json.loads(data.stdout)["error"] == "usage"
+    assert "Usage:" in data.stderr
 
 
 def test_bad_setting_is_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
