@@ -24,7 +24,7 @@ from contract.settings import Settings
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})?")
-_FORMAT = 1  # of the remembered files; a new way to take digests needs a new number
+_FORMAT = 2  # of the remembered files; a new way to take digests needs a new number
 # A file this young could still change without a new time stamp: clocks of file systems tick.
 _TICK_NS = 50_000_000
 

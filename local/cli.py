@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from contract.console import emit_json, json_option, note
 from contract.logs import configure_logs
-from contract.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,23 +30,26 @@ def _progress(talk: Console) -> Iterator[Advance]:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-@click.pass_obj
-def demo(settings: Settings, *, as_json: bool) -> None:
+@json_option
+@click.pass_context
+def demo(ctx: click.Context, *, as_json: bool) -> None:
     """Start Redis and a worker here, publish the examples, run jobs, show results, stop."""
     from rich.console import Console
 
-    from local.demo import check, run_demo
+    from local.demo import run_demo
 
     configure_logs(level="WARNING")
     talk = Console(stderr=True, highlight=False)
     with _progress(talk) as advance:
-        outcome = run_demo(settings, say=talk.print, advance=advance)
+        outcome = run_demo(ctx.obj, say=talk.print, advance=advance)
     if as_json:
-        click.echo(json.dumps(outcome.to_dict(), ensure_ascii=False))
+        emit_json(outcome.to_dict())
     else:
         _show(outcome)
-    check(outcome)
+    if problem := outcome.problem:
+        # Not raised: with --json the outcome is all that stdout may hold.
+        note(f"prefillq: {problem}")
+        ctx.exit(1)
 
 
 def _show(outcome: DemoOutcome) -> None:

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contract.errors import PrefillqError
 from contract.model_folder import ModelFolder
 from contract.redis_client import connect
 from contract.settings import Settings
-from contract.types import Result
+from contract.types import CacheState, JobState, Result
 from local.redis_server import EmbeddedRedis, find_redis_binary
 from local.workers import WorkerProcess
 from producer.client import Producer
@@ -57,6 +56,24 @@ class DemoOutcome:
         return sum(
             by_id[job_id].token_ids == twin.token_ids for job_id, twin in self.uncached.items()
         )
+
+    @property
+    def problem(self) -> str | None:
+        """What did not come out as promised, in a sentence; None when all did."""
+        for result in self.results:
+            if result.status is not JobState.SUCCEEDED:
+                return f"job {result.job_id} is {result.status}: {result.error}"
+            prefix = self._prefix_tokens[result.ref.digest]
+            if result.cache.state is CacheState.HIT and result.usage.cached_tokens != prefix:
+                cached = result.usage.cached_tokens
+                return f"job {result.job_id} reused {cached} tokens of a prefix of {prefix}"
+        if self.identical != len(self.uncached):
+            return f"{self.identical} of {len(self.uncached)} cached answers equal the uncached"
+        return None
+
+    @property
+    def _prefix_tokens(self) -> dict[str, int]:
+        return {v.ref.digest: len(v.compiled.prefix_ids) for v in self.versions}
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -161,24 +178,6 @@ def _run_jobs(
         advance(0, len(everything))
         for done, _ in enumerate(producer.wait(everything, timeout=WAIT_S), start=1):
             advance(done, len(everything))
-        results = [handle.result(timeout=1) for handle in handles]
-        uncached = {job_id: twin.result(timeout=1) for job_id, twin in twins.items()}
+        results = [handle.outcome(timeout=1) for handle in handles]
+        uncached = {job_id: twin.outcome(timeout=1) for job_id, twin in twins.items()}
     return results, uncached
-
-
-def check(outcome: DemoOutcome) -> None:
-    """Raise unless the demo showed what it is there to show."""
-    prefix = {version.ref.digest: len(version.compiled.prefix_ids) for version in outcome.versions}
-    for result in outcome.results:
-        if result.cache.state == "hit" and result.usage.cached_tokens != prefix[result.ref.digest]:
-            raise PrefillqError(
-                f"job {result.job_id} reused another number of tokens than its version's prefix",
-                given=result.usage.cached_tokens,
-                expected=prefix[result.ref.digest],
-            )
-    if outcome.identical != len(outcome.uncached):
-        raise PrefillqError(
-            "cached and uncached answers differ",
-            given=f"{outcome.identical} identical",
-            expected=len(outcome.uncached),
-        )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from typing import Any, Literal
 
 import click
 
+from contract.console import emit_json, json_option, note, option
 from contract.logs import configure_logs
 from contract.redis_client import connect
 from contract.settings import GIB, KIB, MIB, Settings
 from worker.options import DEFAULT_MODEL, WorkerOptions
-from worker.presence import list_workers
+from worker.presence import EXPIRES_S, list_workers
 
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
 
@@ -38,39 +38,44 @@ def worker() -> None:
 
 
 @worker.command()
-@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Model to serve.")
-@click.option(
+@option("--model", default=DEFAULT_MODEL, show_default=True, help="Model to serve.")
+@option(
     "--template",
     "templates",
     multiple=True,
     metavar="PATTERN",
     help="Templates to serve, such as acme/* (repeatable; default: all of this model).",
 )
-@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, mps or cpu.")
-@click.option(
+@option("--device", default="auto", show_default=True, help="cuda, cuda:1, mps or cpu.")
+@option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
     show_default=True,
     help="auto: bfloat16 on CUDA, float32 elsewhere.",
 )
-@click.option(
+@option(
     "--cache-bytes",
     type=ByteSize(),
     default="2G",
     show_default=True,
     help="Budget of the prefix cache.",
 )
-@click.option(
+@option(
     "--warm",
     type=click.Choice(["none", "all"]),
     default="none",
     show_default=True,
     help="all: prefill and check labelled versions before their first job.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of torch.")
-@click.option("--audit", is_flag=True, help="Checksum the used cache entry after every job.")
-@click.option("--json", "as_json", is_flag=True, help="JSON log lines also on a terminal.")
+@option("--threads", type=click.IntRange(min=1), help="CPU threads of torch.")
+@option(
+    "--audit",
+    envvar="PREFILLQ_AUDIT",
+    is_flag=True,
+    help="Recompute the used cache entry's checksum after every job.",
+)
+@json_option
 @click.pass_context
 def start(
     ctx: click.Context,
@@ -85,7 +90,10 @@ def start(
     audit: bool,
     as_json: bool,
 ) -> None:
-    """Serve one model until SIGTERM; the jobs that run are finished first."""
+    """Serve one model until SIGTERM; the jobs that run are finished first.
+
+    The log is JSON lines, except on a terminal without --json.
+    """
     # Heavy imports wait until a worker is really wanted.
     from worker.celery_worker import run_worker
     from worker.service import WorkerService
@@ -110,16 +118,16 @@ def start(
 
 
 @worker.command(name="list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_obj
 def list_command(settings: Settings, *, as_json: bool) -> None:
     """Show live workers, their warm versions and what the greedy check found."""
     workers = list_workers(connect(settings), settings)
     if as_json:
-        click.echo(json.dumps(workers, ensure_ascii=False))
+        emit_json(workers)
         return
     if not workers:
-        click.echo("no worker has reported in the last 10 s", err=True)
+        note(f"no worker has reported in the last {EXPIRES_S} s")
         return
     from rich.console import Console
 

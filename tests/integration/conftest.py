@@ -42,7 +42,7 @@ def start_worker(
                 settings,
                 log_path=tmp_path / f"worker-{count}.log",
                 options=["--model", str(tiny_llama.path), "--threads", "1", *options],
-                env={"PREFILLQ_WORKER_START_AUDIT": "1", **env},
+                env={"PREFILLQ_AUDIT": "1", **env},
             )
             process.start()
             stack.callback(process.stop)

@@ -8,11 +8,10 @@ from typing import Any
 
 import click
 
+from contract.console import emit_json, json_option, option
 from contract.model_folder import ModelFolder
 from contract.model_store import find_model, stored_models
 from contract.settings import MIB, Settings
-
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 
 
 @click.group()
@@ -22,8 +21,8 @@ def models() -> None:
 
 @models.command()
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Fetch again what is already here.")
-@_as_json
+@option("--force", is_flag=True, help="Fetch again what is already here.")
+@json_option
 @click.pass_obj
 def fetch(settings: Settings, *, name: str, force: bool, as_json: bool) -> None:
     """Fetch model NAME: a catalog name, a hub id, a model folder or a .gguf file."""
@@ -36,7 +35,7 @@ def fetch(settings: Settings, *, name: str, force: bool, as_json: bool) -> None:
 
 
 @models.command(name="list")
-@_as_json
+@json_option
 @click.pass_obj
 def list_command(settings: Settings, *, as_json: bool) -> None:
     """List the models at hand, and those of the catalog."""
@@ -54,7 +53,7 @@ def list_command(settings: Settings, *, as_json: bool) -> None:
         for name in sorted({*stored, *CATALOG})
     ]
     if as_json:
-        click.echo(json.dumps(rows, ensure_ascii=False))
+        emit_json(rows)
         return
     width = max(len(row["name"]) for row in rows)
     for row in rows:
@@ -64,8 +63,8 @@ def list_command(settings: Settings, *, as_json: bool) -> None:
 
 @models.command()
 @click.argument("name")
-@click.option("--verify", is_flag=True, help="Hash all files again.")
-@_as_json
+@option("--verify", is_flag=True, help="Hash all files again.")
+@json_option
 @click.pass_obj
 def show(settings: Settings, *, name: str, verify: bool, as_json: bool) -> None:
     """Show the digests and limits of model NAME."""
@@ -74,7 +73,7 @@ def show(settings: Settings, *, name: str, verify: bool, as_json: bool) -> None:
 
 @models.command()
 @click.argument("name")
-@_as_json
+@json_option
 @click.pass_obj
 def path(settings: Settings, *, name: str, as_json: bool) -> None:
     """Print the folder of model NAME."""
@@ -100,7 +99,7 @@ def _described(folder: ModelFolder) -> dict[str, Any]:
 
 def _print(values: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(values, ensure_ascii=False))
+        emit_json(values)
         return
     for name, value in values.items():
         click.echo(f"{name.replace('_', ' '):16}  {value}")
