@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from contract.console import emit_json, json_option, note
+from contract.console import emit_json, emit_table, json_option, note, one_line
 from contract.logs import configure_logs
 
 if TYPE_CHECKING:
@@ -53,32 +53,30 @@ def demo(ctx: click.Context, *, as_json: bool) -> None:
 
 
 def _show(outcome: DemoOutcome) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from local.demo import compute_s
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("template", "answer", "cache", "cached/prompt", "ttft s", "compute s"):
-        table.add_column(name, justify="left" if name in ("template", "answer") else "right")
-    for result in outcome.results:
-        timings, usage = result.timings, result.usage
-        table.add_row(
-            str(result.ref),
-            " ".join((result.choice or result.text).split())[:44],
-            str(result.cache.state),
-            f"{usage.cached_tokens}/{usage.prompt_tokens}",
-            f"{timings.ttft_s:.2f}",
-            f"{timings.total_s - timings.queue_s:.2f}",
+    rows = [
+        (
+            result.ref,
+            one_line(result.choice or result.text, limit=48),
+            result.cache.state,
+            f"{result.usage.cached_tokens}/{result.usage.prompt_tokens}",
+            f"{result.timings.suffix_prefill_s:.2f}",
+            f"{result.timings.decode_s:.2f}",
+            f"{compute_s(result):.2f}",
         )
-    console = Console(highlight=False)
-    console.print(table)
-    by_id = {result.job_id: result for result in outcome.results}
-    ratios = [
-        (twin.timings.total_s - twin.timings.queue_s)
-        / (by_id[job_id].timings.total_s - by_id[job_id].timings.queue_s)
-        for job_id, twin in outcome.uncached.items()
+        for result in outcome.results
     ]
-    console.print(
-        f"\n{outcome.identical} of {len(outcome.uncached)} jobs that also ran without the cache "
-        f"gave the same tokens; uncached took {median(ratios):.1f}x the compute time (median)."
+    emit_table(
+        ("template", "answer", "cache", "cached/prompt", "suffix s", "decode s", "all s"), rows
     )
-    console.print(f"{len(outcome.results)} jobs, {outcome.elapsed_s:.0f} s in all.")
+    by_id = {result.job_id: result for result in outcome.results}
+    ratio = median(
+        compute_s(twin) / compute_s(by_id[job_id]) for job_id, twin in outcome.uncached.items()
+    )
+    click.echo(
+        f"\n{outcome.identical} of {len(outcome.uncached)} jobs that also ran without the cache "
+        f"gave the same tokens and took {ratio:.1f}x the time (median).\n"
+        f"{len(outcome.results)} jobs of {len(outcome.versions)} template versions; first result "
+        f"after {outcome.first_result_s:.0f} s, all stopped after {outcome.elapsed_s:.0f} s."
+    )

@@ -47,6 +47,7 @@ class DemoOutcome:
     versions: tuple[PublishedVersion, ...]
     labels: dict[str, dict[str, int]]
     worker: dict[str, Any]
+    first_result_s: float  # from the start, model and worker included
     elapsed_s: float
 
     @property
@@ -100,6 +101,11 @@ class DemoOutcome:
         }
 
 
+def compute_s(result: Result) -> float:
+    """Seconds from claim to commit: what a job cost, however long it queued."""
+    return result.timings.total_s - result.timings.queue_s
+
+
 def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
     """Run it all; `say` gets a line per step and `advance` the count of finished jobs."""
     started = time.monotonic()
@@ -122,7 +128,15 @@ def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
         stack.enter_context(process)
         description = process.wait_ready()
         say(f"worker    {description['id']} on {description['device']} is ready")
-        results, uncached = _run_jobs(settings, versions, advance)
+        first_result_s = 0.0
+
+        def count(done: int, total: int) -> None:
+            nonlocal first_result_s
+            if done == 1:
+                first_result_s = time.monotonic() - started
+            advance(done, total)
+
+        results, uncached = _run_jobs(settings, versions, count)
         description = process.wait_ready()
         say("worker    stopping")
         return DemoOutcome(
@@ -134,6 +148,7 @@ def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
                 for v in versions
             },
             worker=description,
+            first_result_s=first_result_s,
             elapsed_s=time.monotonic() - started,
         )
 

@@ -228,7 +228,6 @@ class PrefixCache:
 
     def _make_room(self, key: PrefixKey, nbytes: int) -> None:
         self._check_room(key, nbytes)
-        self._refused.pop(key, None)
         for old in [old for old, slot in self._slots.items() if not self._held(old, slot)]:
             if self._bytes() + nbytes <= self._max_bytes:
                 return

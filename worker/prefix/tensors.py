@@ -20,13 +20,13 @@ _T = TypeVar("_T")
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield (path, leaf) for all tensors and plain values inside an object, in a fixed order."""
-    yield from _walk(value, path, set())
+def leaves(value: object) -> Iterator[tuple[str, Tensor | str]]:
+    """Yield (path, leaf) for all tensors, and plain values as text, in a fixed order."""
+    yield from _walk(value, "", frozenset())
 
 
-def _walk(value: object, path: str, above: set[int]) -> Iterator[tuple[str, object]]:
-    if isinstance(value, Tensor | str | int | float | type(None)):
+def _walk(value: object, path: str, above: frozenset[int]) -> Iterator[tuple[str, Tensor | str]]:
+    if isinstance(value, Tensor):
         yield path, value
         return
     if id(value) in above:
@@ -42,8 +42,8 @@ def _walk(value: object, path: str, above: set[int]) -> Iterator[tuple[str, obje
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         for name, item in vars(value).items():
             yield from _walk(item, f"{path}.{name}", above)
-    else:  # dtypes, devices, classes: their name is all that can differ
-        yield path, str(value)
+    else:  # numbers, text, dtypes, devices, classes: all that can differ is how they print
+        yield path, repr(value)
 
 
 def tensors(value: object) -> Iterator[Tensor]:
@@ -86,8 +86,10 @@ def checksum(value: object) -> str:
     totals = iter(torch.stack(sums).tolist() if sums else [])
     for path, leaf in found:
         if isinstance(leaf, Tensor):
-            leaf = (tuple(leaf.shape), str(leaf.dtype), next(totals))  # noqa: PLW2901
-        digest.update(f"{path}={leaf!r}\n".encode())
+            text = f"{tuple(leaf.shape)} {leaf.dtype} {next(totals)}"
+        else:
+            text = leaf
+        digest.update(f"{path}={text}\n".encode())
     return digest.hexdigest()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import GenerationConfig, StaticCache
+from transformers.generation import utils as generation_utils
 
 from contract.errors import InvalidInput, SpecInvalid
 from templates.spec import GenerationSpec, parse_spec
@@ -360,6 +361,40 @@ def test_same_seed_same_text_whatever_ran_before(
     assert answer(engine, job, seed=7, **SAMPLED).token_ids == first.token_ids
     others = {answer(engine, job, entry, seed=s, **SAMPLED).token_ids for s in range(8, 12)}
     assert len(others | {first.token_ids}) == 5
+
+
+def test_step_beyond_the_end_changes_nothing(
+    engine: ReferenceEngine, entry: PrefixEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On MPS the library learns of the end one step late and drops that step: same answers."""
+    wanted: list[dict[str, Any]] = [
+        {"min_new_tokens": 0},
+        {"stop": (answer(engine, PREFIX + suffix(0)).text[4:6],)},
+        {"choices": ((10, 11), (10, 11, 12), (20,))},
+        {"seed": 7, **SAMPLED},
+    ]
+    job = PREFIX + suffix(0)
+    prompt = [answer(engine, job, entry, **generation) for generation in wanted]
+    steps = itertools.count()
+    forward = engine._module.forward
+
+    class NoEvent:
+        """An event of a device that is never behind."""
+
+        def __init__(self, **_: Any) -> None: ...
+        def record(self) -> None: ...
+        def synchronize(self) -> None: ...
+
+    monkeypatch.setattr(torch, "Event", NoEvent)
+    monkeypatch.setattr(
+        generation_utils.DeferredStopCheck, "is_supported", staticmethod(lambda *_, **__: True)
+    )
+    monkeypatch.setattr(engine._module, "forward", lambda **k: (next(steps), forward(**k))[1])
+    late = [answer(engine, job, entry, **generation) for generation in wanted]
+    assert [a.token_ids for a in late] == [a.token_ids for a in prompt]
+    assert [a.finish_reason for a in late] == [a.finish_reason for a in prompt]
+    assert next(steps) > sum(len(a.token_ids) for a in prompt if a.choice_index is None)
+    assert entry.audit()
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "expired"])
