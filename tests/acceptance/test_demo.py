@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,12 +16,16 @@ from contract.model_folder import ModelFolder
 
 @pytest.mark.model
 @pytest.mark.timeout(900)
-def test_demo_prints_one_json_object_that_holds_what_it_promises(smollm2: ModelFolder) -> None:
+def test_demo_prints_one_json_object_that_holds_what_it_promises(
+    smollm2: ModelFolder, tmp_path: Path
+) -> None:
     """At least 12 jobs over 2 tenants, 3 templates, 2 versions; exact cached counts; parity."""
-    before = {process.pid for process in psutil.process_iter()}
+    # What the demo starts inherits TMPDIR: its files and processes can be told by it.
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    env.pop("PREFILLQ_REDIS_URL", None)
     run = subprocess.run(
         [sys.executable, "-m", "producer", "demo", "--json"],
-        env={key: value for key, value in os.environ.items() if key != "PREFILLQ_REDIS_URL"},
+        env=env,
         capture_output=True,
         text=True,
         timeout=800,
@@ -48,12 +53,10 @@ def test_demo_prints_one_json_object_that_holds_what_it_promises(smollm2: ModelF
     assert outcome["parity"]["checked"] == outcome["parity"]["identical"] >= 6
     assert {version["parity"] for version in outcome["worker"]["versions"]} == {"identical"}
     assert 0 < outcome["elapsed_s"] < 800
+    assert list(tmp_path.iterdir()) == [], "the demo left files behind"
     left = [
         process.info["cmdline"]
-        for process in psutil.process_iter(["cmdline", "pid"])
-        if process.pid not in before
-        and any(
-            "redis-server" in part or "producer" in part for part in process.info["cmdline"] or ()
-        )
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if (process.info["environ"] or {}).get("TMPDIR") == str(tmp_path)
     ]
     assert not left, "the demo left processes running"

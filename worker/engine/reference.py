@@ -228,10 +228,11 @@ class _Steps:
         return self._chooser(torch.cat([self._head, fed], dim=1), scores)
 
     def end(self, fed: Tensor) -> bool:
+        # Reading the ids waits for the device, so the clock is read after them.
+        produced = fed[0, self._prompt_length - self._head.shape[1] :].tolist()
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
-        produced = fed[0, self._prompt_length - self._head.shape[1] :]
-        return self._ending.after(produced.tolist())
+        return self._ending.after(produced)
 
 
 class _Choose(LogitsProcessor):

@@ -363,37 +363,55 @@ def test_same_seed_same_text_whatever_ran_before(
     assert len(others | {first.token_ids}) == 5
 
 
-def test_step_beyond_the_end_changes_nothing(
-    engine: ReferenceEngine, entry: PrefixEntry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On MPS the library learns of the end one step late and drops that step: same answers."""
-    wanted: list[dict[str, Any]] = [
-        {"min_new_tokens": 0},
-        {"stop": (answer(engine, PREFIX + suffix(0)).text[4:6],)},
-        {"choices": ((10, 11), (10, 11, 12), (20,))},
-        {"seed": 7, **SAMPLED},
-    ]
-    job = PREFIX + suffix(0)
-    prompt = [answer(engine, job, entry, **generation) for generation in wanted]
-    steps = itertools.count()
-    forward = engine._module.forward
+class NoEvent:
+    """A device event that has always happened."""
 
-    class NoEvent:
-        """An event of a device that is never behind."""
+    def __init__(self, **_: Any) -> None: ...
+    def record(self) -> None: ...
+    def synchronize(self) -> None: ...
 
-        def __init__(self, **_: Any) -> None: ...
-        def record(self) -> None: ...
-        def synchronize(self) -> None: ...
 
+def stop_one_step_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the library learn of the end as it does on MPS: a step late, which it then drops."""
     monkeypatch.setattr(torch, "Event", NoEvent)
     monkeypatch.setattr(
         generation_utils.DeferredStopCheck, "is_supported", staticmethod(lambda *_, **__: True)
     )
-    monkeypatch.setattr(engine._module, "forward", lambda **k: (next(steps), forward(**k))[1])
-    late = [answer(engine, job, entry, **generation) for generation in wanted]
-    assert [a.token_ids for a in late] == [a.token_ids for a in prompt]
-    assert [a.finish_reason for a in late] == [a.finish_reason for a in prompt]
-    assert next(steps) > sum(len(a.token_ids) for a in prompt if a.choice_index is None)
+
+
+@pytest.mark.parametrize("kind", ["eos", "stop", "choices", "sampled"])
+def test_step_beyond_the_end_changes_nothing(
+    engine: ReferenceEngine, entry: PrefixEntry, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Where generation runs one step too far, as on MPS, the answer is the same, even if that
+    step's scores are NaN."""
+    job = PREFIX + suffix(0)
+    wanted: dict[str, Any] = {
+        "eos": {"min_new_tokens": 0},
+        "stop": {"stop": (answer(engine, job).text[4:6],)},
+        "choices": {"choices": ((10, 11), (10, 11, 12), (20,))},
+        "sampled": {
+            "seed": 7,
+            "stop": (answer(engine, job, seed=7, **SAMPLED).text[2],),
+            **SAMPLED,
+        },
+    }[kind]
+    module: Any = engine._module
+    head, steps = module.lm_head.forward, itertools.count(1)
+    monkeypatch.setattr(module.lm_head, "forward", lambda h: (next(steps), head(h))[1])
+    prompt = answer(engine, job, entry, **wanted)
+    needed = next(steps) - 1
+
+    late = itertools.count(1)
+    monkeypatch.setattr(
+        module.lm_head, "forward", lambda h: head(h) * (torch.nan if next(late) > needed else 1)
+    )
+    stop_one_step_late(monkeypatch)
+    after = answer(engine, job, entry, **wanted)
+    assert next(late) - 1 == needed + 1
+    assert (after.token_ids, after.text) == (prompt.token_ids, prompt.text)
+    assert after.finish_reason == prompt.finish_reason != "length"
+    assert after.choice_index == prompt.choice_index
     assert entry.audit()
 
 
