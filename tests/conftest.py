@@ -17,7 +17,9 @@ from contract.redis_client import connect
 from contract.settings import Settings
 from local.redis_server import EmbeddedRedis
 from tests.support.tiny import make_tiny_llama
+from worker.openmp import wait_passively
 
+wait_passively()  # the suite's workers and its own torch share the cores
 REAL_MODEL = "smollm2-135m-instruct"
 # A database of its own on a Redis that is shared: tests empty it.
 TEST_DATABASE = 15

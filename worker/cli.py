@@ -12,6 +12,7 @@ from contract.console import emit_json, json_option, note, option
 from contract.logs import configure_logs
 from contract.redis_client import connect
 from contract.settings import GIB, KIB, MIB, Settings
+from worker.openmp import wait_passively
 from worker.options import DEFAULT_MODEL, WorkerOptions
 from worker.presence import EXPIRES_S, list_workers
 
@@ -94,7 +95,8 @@ def start(
 
     The log is JSON lines, except on a terminal without --json.
     """
-    # Heavy imports wait until a worker is really wanted.
+    wait_passively()
+    # Heavy imports wait until a worker is really wanted, and torch until the line above ran.
     from worker.celery_worker import run_worker
     from worker.service import WorkerService
 
