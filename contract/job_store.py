@@ -61,6 +61,15 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doorbell:
+    """Whom to ring for which job."""
+
+    job_id: str
+    queue: str
+    state: JobState  # queued, or running with a lease that ran out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """A record as a reader sees it."""
 
@@ -144,6 +153,13 @@ class JobStore(Protocol):
 
     def note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
         """Add the seconds that a commit took, known only after it, to the result's timings."""
+        ...
+
+    def overdue(self, tenant: str, *, queued_for_s: float, limit: int) -> list[Doorbell]:
+        """Jobs that may lack a message: leases that ran out, and jobs queued for that long.
+
+        At most `limit` of each kind, longest overdue first.
+        """
         ...
 
     def release(self, job_id: str, fence: int) -> bool:

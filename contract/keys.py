@@ -9,6 +9,7 @@ import hashlib
 PREFIX = "pq:"
 WORKERS = "pq:_workers"  # sorted set: worker id -> last heartbeat
 TENANTS = "pq:_tenants"  # set of tenant names that have published a template
+JANITOR = "pq:_janitor"  # string with an expiry: the worker that sweeps now
 BROKER_PREFIX = "pq:_broker:"  # Celery's own keys (kombu's global_keyprefix)
 
 
@@ -71,6 +72,11 @@ def labels(tenant: str, template: str) -> str:
 def worker(worker_id: str) -> str:
     """String with an expiry: what the worker last reported, msgpack."""
     return f"pq:_worker:{worker_id}"
+
+
+def messages(queue_name: str) -> str:
+    """List: the messages that wait in a Celery queue."""
+    return f"{BROKER_PREFIX}{queue_name}"
 
 
 def queue(tenant: str, template: str, model_digest: str) -> str:

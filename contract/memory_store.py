@@ -18,6 +18,7 @@ from contract.ids import tenant_of
 from contract.job_store import (
     COMMIT_GRACE_S,
     Claimed,
+    Doorbell,
     JobView,
     Notice,
     NoticeStream,
@@ -202,6 +203,23 @@ class MemoryJobStore:
             record = self._live(job_id)
             if record is not None and record.job.fence == fence and record.result is not None:
                 record.commit_s = commit_s
+
+    def overdue(self, tenant: str, *, queued_for_s: float, limit: int) -> list[Doorbell]:
+        with self._lock:
+            now = self._clock()
+            mine = [r for r in self._records.values() if r.job.ref.tenant == tenant]
+            running = [r for r in mine if r.state is JobState.RUNNING and r.lease_until <= now]
+            queued = [
+                r
+                for r in mine
+                if r.state is JobState.QUEUED and r.job.created_at <= now - queued_for_s
+            ]
+            running.sort(key=lambda r: r.lease_until)
+            queued.sort(key=lambda r: r.job.created_at)
+            return [
+                Doorbell(job_id=r.job.id, queue=r.job.queue, state=r.state)
+                for r in (*running[:limit], *queued[:limit])
+            ]
 
     def release(self, job_id: str, fence: int) -> bool:
         with self._lock:

@@ -22,6 +22,7 @@ from contract.ids import tenant_of
 from contract.job_store import (
     COMMIT_GRACE_S,
     Claimed,
+    Doorbell,
     JobStore,
     JobView,
     Notice,
@@ -192,6 +193,29 @@ class RedisJobStore:
     def note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
         with errors_explained(self._settings):
             self._run("note_commit", job_id, fence, f"{commit_s:.6f}")
+
+    def overdue(self, tenant: str, *, queued_for_s: float, limit: int) -> list[Doorbell]:
+        with errors_explained(self._settings):
+            seconds, micros = self._client.time()
+            now = float(seconds) + float(micros) / 1e6
+            pipe = self._client.pipeline(transaction=False)
+            pipe.zrange(keys.running(tenant), "-inf", now, byscore=True, offset=0, num=limit)
+            pipe.zrange(
+                keys.queued(tenant), "-inf", now - queued_for_s, byscore=True, offset=0, num=limit
+            )
+            running, queued = pipe.execute()
+            late = [
+                *((text(job_id), JobState.RUNNING) for job_id in running),
+                *((text(job_id), JobState.QUEUED) for job_id in queued),
+            ]
+            for job_id, _ in late:
+                pipe.hget(keys.job(job_id), "queue")
+            queues = pipe.execute() if late else []
+        return [
+            Doorbell(job_id=job_id, queue=text(queue), state=state)
+            for (job_id, state), queue in zip(late, queues, strict=True)
+            if queue is not None
+        ]
 
     def release(self, job_id: str, fence: int) -> bool:
         with errors_explained(self._settings):

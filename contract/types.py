@@ -96,7 +96,8 @@ class Timings:
     """Where a job's time went, in seconds; the device is synchronized at each edge.
 
     `queue_s` runs from submit to claim on Redis's clock; the rest on the worker's monotonic
-    clock. `ttft_s` (time to first token) and `total_s` run from submit.
+    clock. `ttft_s` (time to first token) and `total_s` run from submit. The greedy check of a
+    version's first warming is in no stage; its seconds are in the log line `version_warmed`.
     """
 
     queue_s: float = 0.0

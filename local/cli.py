@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from statistics import median
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -29,6 +30,20 @@ def _progress(talk: Console) -> Iterator[Advance]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """SIGTERM leaves the block like any error, so that what it started is stopped."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @click.command()
 @json_option
 @click.pass_context
@@ -40,7 +55,7 @@ def demo(ctx: click.Context, *, as_json: bool) -> None:
 
     configure_logs(level="WARNING")
     talk = Console(stderr=True, highlight=False)
-    with _progress(talk) as advance:
+    with _sigterm_unwinds(), _progress(talk) as advance:
         outcome = run_demo(ctx.obj, say=talk.print, advance=advance)
     if as_json:
         emit_json(outcome.to_dict())
@@ -70,13 +85,12 @@ def _show(outcome: DemoOutcome) -> None:
     emit_table(
         ("template", "answer", "cache", "cached/prompt", "suffix s", "decode s", "all s"), rows
     )
-    by_id = {result.job_id: result for result in outcome.results}
-    ratio = median(
-        compute_s(twin) / compute_s(by_id[job_id]) for job_id, twin in outcome.uncached.items()
-    )
+    slowdown = outcome.slowdown
     click.echo(
         f"\n{outcome.identical} of {len(outcome.uncached)} jobs that also ran without the cache "
-        f"gave the same tokens and took {ratio:.1f}x the time (median).\n"
+        "gave the same tokens"
+        + ("" if slowdown is None else f" and took {slowdown:.1f}x the time (median)")
+        + ".\n"
         f"{len(outcome.results)} jobs of {len(outcome.versions)} template versions; first result "
         f"after {outcome.first_result_s:.0f} s, all stopped after {outcome.elapsed_s:.0f} s."
     )

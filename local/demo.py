@@ -5,19 +5,20 @@ Everything started here is stopped again, whatever happens in between.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from contract.model_folder import ModelFolder
 from contract.redis_client import connect
 from contract.settings import Settings
 from contract.types import CacheState, JobState, Result
+from local.guard import Guard
 from local.redis_server import EmbeddedRedis, find_redis_binary
 from local.workers import WorkerProcess
 from producer.client import Producer
@@ -31,8 +32,10 @@ from templates.version import PublishedVersion
 from worker.models.fetch import fetch_model
 from worker.options import DEFAULT_MODEL
 
-PARITY_JOBS = 8
+PARITY_JOBS = 8  # at most, picked from the greedy samples
+MIN_PARITY_JOBS = 6
 WAIT_S = 600.0
+SETTLE_S = 10.0  # a worker reports itself every two seconds
 
 Say = Callable[[str], None]
 Advance = Callable[[int, int], None]  # jobs done, jobs in all
@@ -59,22 +62,50 @@ class DemoOutcome:
         )
 
     @property
+    def hits(self) -> int:
+        """Jobs that reused a prefix."""
+        return sum(result.cache.state is CacheState.HIT for result in self.results)
+
+    @property
+    def slowdown(self) -> float | None:
+        """Time without the cache over time with it, median of the twins; None without any."""
+        by_id = {result.job_id: result for result in self.results}
+        pairs = [(twin, by_id[job_id]) for job_id, twin in self.uncached.items()]
+        ratios = [compute_s(twin) / compute_s(job) for twin, job in pairs if compute_s(job) > 0]
+        return median(ratios) if ratios else None
+
+    @property
     def problem(self) -> str | None:
         """What did not come out as promised, in a sentence; None when all did."""
         for result in self.results:
-            if result.status is not JobState.SUCCEEDED:
-                return f"job {result.job_id} is {result.status}: {result.error}"
-            prefix = self._prefix_tokens[result.ref.digest]
-            if result.cache.state is CacheState.HIT and result.usage.cached_tokens != prefix:
-                cached = result.usage.cached_tokens
-                return f"job {result.job_id} reused {cached} tokens of a prefix of {prefix}"
-        if self.identical != len(self.uncached):
-            return f"{self.identical} of {len(self.uncached)} cached answers equal the uncached"
+            if fault := self._fault(result):
+                return f"job {result.job_id} {fault}"
+        if not self.hits:
+            return "no job reused a cached prefix"
+        for twin in self.uncached.values():
+            if twin.cache.state is not CacheState.OFF:
+                return f"job {twin.job_id} was to run uncached and was a {twin.cache.state}"
+        checked = len(self.uncached)
+        if checked < MIN_PARITY_JOBS:
+            return f"{checked} jobs also ran without the cache, expected {MIN_PARITY_JOBS} or more"
+        if self.identical != checked:
+            return f"{self.identical} of {checked} cached answers equal the uncached"
+        if (counted := self.worker["cache"]["hits"]) < self.hits:
+            return f"the worker counted {counted} cache hits where {self.hits} jobs had one"
         return None
 
-    @property
-    def _prefix_tokens(self) -> dict[str, int]:
-        return {v.ref.digest: len(v.compiled.prefix_ids) for v in self.versions}
+    def _fault(self, result: Result) -> str | None:
+        if result.status is not JobState.SUCCEEDED:
+            return f"is {result.status}: {result.error}"
+        cache, cached = result.cache, result.usage.cached_tokens
+        if cache.state is CacheState.MISS and cache.reason == "cold":
+            return None  # this one filled the cache
+        if cache.state is not CacheState.HIT:
+            return f"did not reuse its prefix: {cache.state}, {cache.reason}"
+        prefix = next(
+            len(v.compiled.prefix_ids) for v in self.versions if v.ref.digest == result.ref.digest
+        )
+        return None if cached == prefix else f"reused {cached} tokens of a prefix of {prefix}"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -111,6 +142,7 @@ def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
     started = time.monotonic()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prefillq-demo-")))
+        stack.callback(Guard(folder=folder).release)
         say(f"model     {DEFAULT_MODEL}: fetching, unless it is there")
         model = fetch_model(DEFAULT_MODEL, settings)
         settings = stack.enter_context(_redis(settings, say))
@@ -137,7 +169,6 @@ def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
             advance(done, total)
 
         results, uncached = _run_jobs(settings, versions, count)
-        description = process.wait_ready()
         say("worker    stopping")
         return DemoOutcome(
             results=tuple(results),
@@ -147,7 +178,7 @@ def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
                 f"{v.ref.tenant}/{v.ref.template}": registry.labels(v.ref.tenant, v.ref.template)
                 for v in versions
             },
-            worker=description,
+            worker=_settled(process, results),
             first_result_s=first_result_s,
             elapsed_s=time.monotonic() - started,
         )
@@ -155,8 +186,9 @@ def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
 
 @contextmanager
 def _redis(settings: Settings, say: Say) -> Iterator[Settings]:
-    if find_redis_binary() is None and "PREFILLQ_REDIS_URL" in os.environ:
-        say("redis     the one of PREFILLQ_REDIS_URL")
+    given = "redis_url" in settings.model_fields_set  # by option or environment, not by default
+    if given and find_redis_binary() is None:
+        say("redis     the one given, for there is no redis-server to start")
         yield settings
         return
     with EmbeddedRedis() as server:
@@ -196,3 +228,14 @@ def _run_jobs(
         results = [handle.outcome(timeout=1) for handle in handles]
         uncached = {job_id: twin.outcome(timeout=1) for job_id, twin in twins.items()}
     return results, uncached
+
+
+def _settled(process: WorkerProcess, results: list[Result]) -> dict[str, Any]:
+    """The worker's report once it counts these results, or its last one after SETTLE_S."""
+    hits = sum(result.cache.state is CacheState.HIT for result in results)
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        description = process.wait_ready()
+        if description["cache"]["hits"] >= hits or time.monotonic() > deadline:
+            return description
+        time.sleep(0.1)

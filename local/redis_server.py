@@ -22,14 +22,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from contract.errors import PrefillqError
+from local.guard import Guard
 
 _HOST = "127.0.0.1"
 _PORT_TRIES = 5
 _LOG = "redis.log"
-
-# Ends the server and removes its folder when our end of the pipe closes, which the kernel does
-# however we die. (A parent-death signal would follow the thread that started the server.)
-_GUARD = 'read -r _ || { kill -9 "$1"; rm -rf -- "$2"; } 2>/dev/null'
 
 
 def find_redis_binary() -> Path | None:
@@ -73,7 +70,7 @@ class EmbeddedRedis:
         self._folder: Path | None = None
         self._port = 0
         self._server: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
 
     @property
     def url(self) -> str:
@@ -175,13 +172,7 @@ class EmbeddedRedis:
                 stderr=log,
                 process_group=0,
             )
-        self._guard = subprocess.Popen(  # noqa: S603
-            ["/bin/sh", "-c", _GUARD, "guard", str(self._server.pid), str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            process_group=0,
-        )
+        self._guard = Guard(pid=self._server.pid, folder=folder)
 
     def _answers(self) -> bool:
         deadline = time.monotonic() + self._timeout_s
@@ -205,8 +196,7 @@ class EmbeddedRedis:
         guard, self._guard = self._guard, None
         server, self._server = self._server, None
         if guard is not None:  # first, for the server's pid may be another's once it has ended
-            guard.kill()
-            guard.communicate()
+            guard.release()
         if server is None:
             return
         if gently:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,14 +15,21 @@ from typing import Any, Self
 from contract.errors import PrefillqError, TimedOut
 from contract.redis_client import connect
 from contract.settings import Settings
+from local.guard import Guard
 from worker.presence import list_workers
+
+_COMMAND = (sys.executable, "-m", "producer", "worker", "start")
+_GUARD_GRACE_S = 10  # for a worker whose owner was killed
 
 
 class WorkerProcess:
     """`prefillq worker start` as a child process; its log goes to a file.
 
-    Use as a context manager: the block begins once the worker consumes, and the process is
-    gone after it.
+    Use as a context manager: the block begins once the worker reports itself, with its model
+    loaded and what it was to warm warmed, and the process is gone after it. The worker connects
+    to its queues a moment later; jobs submitted before that wait for it there.
+
+    A worker does not outlive the process that started it, even when that is killed.
     """
 
     def __init__(
@@ -40,12 +47,13 @@ class WorkerProcess:
         self._ready_s = ready_s
         self.log_path = log_path
         self.process: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
 
     def start(self) -> Self:
         """Start the process without waiting for it."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "producer", "worker", "start", *self._options],
+                [*_COMMAND, *self._options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -58,6 +66,7 @@ class WorkerProcess:
                 },
                 start_new_session=True,  # Ctrl-C reaches us; we stop it in order
             )
+        self._guard = Guard(pid=self.process.pid, grace_s=_GUARD_GRACE_S)
         return self
 
     @property
@@ -65,8 +74,12 @@ class WorkerProcess:
         return self._running().pid
 
     def wait_ready(self) -> dict[str, Any]:
-        """Wait until it reports itself; returns what `prefillq worker list` would show."""
+        """Wait until it reports itself; returns what `prefillq worker list` would show.
+
+        Raises PrefillqError when it ends instead, TimedOut after `ready_s`.
+        """
         process = self._running()
+        me = (socket.gethostname(), process.pid)
         client = connect(self._settings)
         deadline = time.monotonic() + self._ready_s
         try:
@@ -77,7 +90,7 @@ class WorkerProcess:
                         given=self.log_tail(),
                     )
                 for description in list_workers(client, self._settings):
-                    if description["pid"] == self.pid:
+                    if (description["host"], description["pid"]) == me:
                         return description
                 time.sleep(0.1)
         finally:
@@ -90,27 +103,31 @@ class WorkerProcess:
 
     def stop(self, *, grace_s: float = 60.0) -> int:
         """SIGTERM, then SIGKILL after `grace_s`; returns the exit code."""
-        process = self.process
-        if process is None:
+        if self.process is None:
             return 0
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(grace_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        return process.wait()
+        self.process.terminate()
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        return self._wait()
 
     def kill(self) -> None:
         """SIGKILL, as an out-of-memory killer would."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
+            self._wait()
 
     def log_tail(self, lines: int = 15) -> str:
         """The last lines of its log."""
         text = self.log_path.read_text("utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
+
+    def _wait(self) -> int:
+        code = self._running().wait()
+        if self._guard is not None:
+            self._guard.release()
+        return code
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None:
@@ -118,8 +135,8 @@ class WorkerProcess:
         return self.process
 
     def __enter__(self) -> Self:
-        self.start()
         try:
+            self.start()
             self.wait_ready()
         except BaseException:
             self.kill()

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from contract import keys
-from contract.errors import InvalidInput
+from contract.errors import InvalidInput, PrefillqError, RedisRefused, RedisUnreachable
+from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained, text
 from contract.settings import Settings
+from contract.types import VersionRef
 from templates.registry import Registry
 from templates.version import PublishedVersion
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -52,18 +56,17 @@ class Catalog:
                 queue=keys.queue(tenant, template, self._model_digest),
             )
             for tenant, template in self._matching()
-            if self._fits(tenant, template)
+            if any(self._fits(ref) for ref in self._refs(tenant, template))
         )
 
     def labelled(self, served: Served) -> list[PublishedVersion]:
         """Versions that a label of the template points to and this worker's model can run."""
         numbers = set(self._registry.labels(served.tenant, served.template).values())
-        found = [
-            self._registry.get(summary.ref)
-            for summary in self._registry.versions(served.tenant, served.template)
-            if summary.ref.version in numbers
+        return [
+            self._registry.get(ref)
+            for ref in self._refs(served.tenant, served.template)
+            if ref.version in numbers and self._fits(ref)
         ]
-        return [version for version in found if version.model_digest == self._model_digest]
 
     def _matching(self) -> Iterable[tuple[str, str]]:
         with errors_explained(self._settings):
@@ -74,15 +77,26 @@ class Catalog:
                     if any(fnmatchcase(address, pattern) for pattern in self._patterns):
                         yield tenant, text(name)
 
-    def _fits(self, tenant: str, template: str) -> bool:
+    def _refs(self, tenant: str, template: str) -> list[VersionRef]:
         with errors_explained(self._settings):
-            reply = self._client.hvals(keys.versions(tenant, template))
-        digests = {text(digest) for digest in reply}
-        unknown = digests - self._model_of.keys()
-        if unknown:
-            for summary in self._registry.versions(tenant, template):
-                self._model_of[summary.ref.digest] = summary.model_digest
-        return any(self._model_of.get(digest) == self._model_digest for digest in digests)
+            found = self._client.hgetall(keys.versions(tenant, template))
+        return [
+            VersionRef(tenant=tenant, template=template, version=int(number), digest=text(digest))
+            for number, digest in found.items()
+        ]
+
+    def _fits(self, ref: VersionRef) -> bool:
+        if ref.digest not in self._model_of:
+            try:
+                self._model_of[ref.digest] = self._registry.get(ref).model_digest
+            except (RedisUnreachable, RedisRefused):
+                raise
+            except PrefillqError as error:
+                # One unreadable version, of a newer release perhaps, must not keep the others
+                # from being served.
+                log.warning("version_skipped", version=str(ref), error=str(error))
+                self._model_of[ref.digest] = ""
+        return self._model_of[ref.digest] == self._model_digest
 
 
 def check_pattern(pattern: str) -> str:

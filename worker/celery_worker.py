@@ -7,6 +7,7 @@ also after the connection was lost and made again.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 from celery import Celery, Task, bootsteps
@@ -14,8 +15,8 @@ from celery.apps.worker import Worker
 from celery.exceptions import Reject
 from celery.worker.request import Request
 
-from contract.celery_app import TASK_NAME, make_celery, make_queue
-from contract.errors import PrefillqError, RedisUnreachable
+from contract.celery_app import TASK_NAME, make_celery, make_queue, ring
+from contract.errors import InvalidInput, PrefillqError
 from contract.logs import get_logger
 from worker.service import WorkerService
 
@@ -43,11 +44,13 @@ def register_task(app: Celery, service: WorkerService) -> None:
     def run(self: Task, job_id: str) -> None:
         try:
             service.runner.run(job_id, delivery_tag=self.request.delivery_info.get("tag"))
-        except RedisUnreachable as error:
-            # Back to the queue: acknowledging would lose the doorbell, not the record.
-            raise Reject(str(error), requeue=True) from error
-        except PrefillqError as error:
+        except InvalidInput as error:
+            # Not an id of ours: a message that somebody pushed by hand.
             log.warning("message_refused", job_id=repr(job_id)[:100], error=str(error))
+        except PrefillqError as error:
+            # Back to the queue: the job is as it was, and this message is its doorbell.
+            log.warning("message_requeued", job_id=job_id, error=str(error))
+            raise Reject(str(error), requeue=True) from error
 
 
 class ModelStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -62,14 +65,11 @@ class ModelStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, parent: Worker) -> None:
         try:
             self.service.load()
-            self.service.start()
+            self.service.start(ring=partial(ring, parent.app))
         except PrefillqError as error:
             # Celery would print a traceback and end with 1; the command says it better.
             self.service.failure = error
             raise SystemExit(error.exit_code) from error
-
-    def stop(self, parent: Worker) -> None:
-        self.service.stop()
 
 
 class CatalogStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -120,7 +120,12 @@ def run_worker(service: WorkerService, *, log_level: str) -> int:
         without_heartbeat=True,
         task_events=False,
     )
-    worker.start()
+    try:
+        worker.start()
+    finally:
+        # Not in ModelStep.stop: bootsteps end in reverse order, and the leases of running jobs
+        # must be renewed until the pool has let them finish.
+        service.stop()
     if service.failure is not None:
         raise service.failure
     return int(worker.exitcode or 0)

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from contract import keys
-from contract.errors import RedisUnreachable
+from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.job_store import JobStore, StopReason
 from contract.logs import get_logger
-from contract.redis_client import Client
+from contract.redis_client import Client, errors_explained
+from contract.settings import Settings
 from worker.periodic import Periodic
 
 log = get_logger(__name__)
@@ -54,8 +55,8 @@ class HeldLease:
             self._looked_at = now
             try:
                 self._stop = self.look()
-            except RedisUnreachable:
-                log.warning("stop_check_skipped", job_id=self.job_id)
+            except (RedisUnreachable, RedisRefused) as error:
+                log.warning("stop_check_skipped", job_id=self.job_id, error=str(error))
         return self._stop
 
     def end(self, reason: StopReason) -> None:
@@ -66,13 +67,16 @@ class HeldLease:
 class LeaseKeeper:
     """All leases this worker holds, and the thread that renews them."""
 
-    def __init__(self, store: JobStore, *, lease_s: float, broker: Client | None = None) -> None:
-        self.lease_s = lease_s
+    def __init__(
+        self, store: JobStore, *, settings: Settings, broker: Client | None = None
+    ) -> None:
+        self.lease_s = settings.lease_s
+        self._settings = settings
         self._store = store
         self._broker = broker
         self._held: dict[str, HeldLease] = {}
         self._lock = threading.Lock()
-        self._thread = Periodic("lease-renewal", self.renew_all, interval_s=lease_s / 4)
+        self._thread = Periodic("lease-renewal", self.renew_all, interval_s=self.lease_s / 4)
 
     def start(self) -> None:
         self._thread.start()
@@ -110,12 +114,20 @@ class LeaseKeeper:
         with self._lock:
             held = list(self._held.values())
         for lease in held:
-            match self._store.renew(lease.job_id, lease.fence, self.lease_s):
-                case "lost":
-                    lease.end("lost")
-                case "cancel_requested":
-                    lease.end("cancelled")
-            if self._broker is not None and lease.delivery_tag is not None:
+            try:
+                self._renew(lease)
+            except PrefillqError as error:
+                # The next lease's renewal does not depend on this one's.
+                log.warning("lease_not_renewed", job_id=lease.job_id, error=str(error))
+
+    def _renew(self, lease: HeldLease) -> None:
+        match self._store.renew(lease.job_id, lease.fence, self.lease_s):
+            case "lost":
+                lease.end("lost")
+            case "cancel_requested":
+                lease.end("cancelled")
+        if self._broker is not None and lease.delivery_tag is not None:
+            with errors_explained(self._settings):
                 # XX: a message that was acknowledged meanwhile must not come back.
                 self._broker.zadd(
                     f"{keys.BROKER_PREFIX}unacked_index", {lease.delivery_tag: time.time()}, xx=True

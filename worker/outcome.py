@@ -34,6 +34,7 @@ class Answer:
     choice: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    engine_started_s: float = 0.0  # from the claim to the engine's call
     timings: Timings = field(default_factory=Timings)
     error: JobError | None = None
 
@@ -80,11 +81,8 @@ def make_result(
     generation = answer.generation
     first_token_s = 0.0
     if generation is not None and generation.token_ids:
-        # The engine counts from its own call; what came before it is all but its own stages.
-        before_engine = (
-            answer.timings.tokenize_s + answer.timings.verify_s + answer.timings.prefill_s
-        )
-        first_token_s = queue_s + before_engine + generation.first_token_s
+        # The engine counts from its own call, which began `engine_started_s` after the claim.
+        first_token_s = queue_s + answer.engine_started_s + generation.first_token_s
     completion = generation.token_ids if generation is not None else ()
     return Result(
         job_id=job.id,

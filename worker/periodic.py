@@ -17,7 +17,7 @@ class Periodic:
     Redis may be away for a while, and none of what runs here may end because of that.
     """
 
-    def __init__(self, name: str, action: Callable[[], None], *, interval_s: float) -> None:
+    def __init__(self, name: str, action: Callable[[], object], *, interval_s: float) -> None:
         self._action = action
         self._interval_s = interval_s
         self._stop = threading.Event()

@@ -44,8 +44,9 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmVersion:
-    """One version that this worker has prefilled and checked."""
+    """One version that this worker has prefilled and checked; its entry may be gone again."""
 
+    key: PrefixKey
     ref: VersionRef
     prefix_tokens: int
     nbytes: int
@@ -105,8 +106,8 @@ class PrefixService:
 
         Returns None when the version cannot be cached here (no prefix, over budget).
         """
-        with self.serve(version, ids):
-            return self.report(version)
+        with self.serve(version, ids) as served:
+            return None if served.entry is None else self.report(version)
 
     def report(self, version: PublishedVersion) -> WarmVersion | None:
         """What the first warming of a version found, if it has been warmed."""
@@ -129,8 +130,6 @@ class PrefixService:
             return CacheInfo(state=CacheState.OFF, reason="not_asked_for")
         if not version.compiled.prefix_ids:
             return CacheInfo(state=CacheState.OFF, reason="no_prefix")
-        if version.tokenizer_digest != self._model.folder.tokenizer_digest:
-            return CacheInfo(state=CacheState.MISS, reason="tokenizer_differs")
         warm = self.report(version)
         if warm is not None and not warm.parity.ok:
             return CacheInfo(state=CacheState.OFF, reason=f"parity_{warm.parity.outcome}")
@@ -168,25 +167,27 @@ class PrefixService:
         entry = self._engine.prefill(key, version.compiled.prefix_ids)
         with self._lock:
             known = self._warm.get(key)
-        if known is None:
-            known = WarmVersion(
-                ref=version.ref,
-                prefix_tokens=len(entry.ids),
-                nbytes=entry.nbytes,
-                prefill_s=entry.prefill_s,
-                parity=check_parity(self._engine, entry, ids),
-            )
-            with self._lock:
-                self._warm[key] = known
-            log.info(
-                "version_warmed",
-                version=str(version.ref),
-                digest=version.ref.digest,
-                prefix_tokens=known.prefix_tokens,
-                nbytes=known.nbytes,
-                prefill_s=round(known.prefill_s, 4),
-                parity=known.parity.outcome,
-                parity_tokens=known.parity.checked_tokens,
-                parity_s=round(known.parity.seconds, 4),
-            )
+        if known is not None:
+            return entry
+        warm = WarmVersion(
+            key=key,
+            ref=version.ref,
+            prefix_tokens=len(entry.ids),
+            nbytes=entry.nbytes,
+            prefill_s=entry.prefill_s,
+            parity=check_parity(self._engine, entry, ids),
+        )
+        with self._lock:
+            self._warm[key] = warm
+        log.info(
+            "version_warmed",
+            version=str(version.ref),
+            digest=version.ref.digest,
+            prefix_tokens=warm.prefix_tokens,
+            nbytes=warm.nbytes,
+            prefill_s=round(warm.prefill_s, 4),
+            parity=warm.parity.outcome,
+            parity_tokens=warm.parity.checked_tokens,
+            parity_s=round(warm.parity.seconds, 4),
+        )
         return entry

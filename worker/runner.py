@@ -31,6 +31,12 @@ class VersionSource(Protocol):
     def get(self, ref: VersionRef) -> PublishedVersion: ...
 
 
+class PrefixNotVerified(PrefillqError):
+    """The prefix of a job of a strict template could not be used."""
+
+    code = "prefix_not_verified"
+
+
 class JobRunner:
     """Runs jobs one by one or from several threads; all state is in its parts."""
 
@@ -60,7 +66,9 @@ class JobRunner:
     def run(self, job_id: str, *, delivery_tag: str | None = None) -> Result | None:
         """Claim, answer and commit a job. None when it was not ours to run or to finish.
 
-        Raises RedisUnreachable when Redis was away at the claim; nothing was changed then.
+        Raises InvalidInput for what is no job id, RedisUnreachable or RedisRefused when Redis
+        would not serve the claim or the version; the job is then in the queue again, or will
+        be rung for once its lease ran out.
         """
         claim = self._store.claim(job_id, self._worker_id, self._leases.lease_s)
         if isinstance(claim, Refused):
@@ -69,7 +77,11 @@ class JobRunner:
         started = self._clock()
         fence = claim.job.fence
         with self._leases.hold(job_id, fence, delivery_tag=delivery_tag) as lease:
-            answer = self._answer(claim.job, lease)
+            try:
+                answer = self._answer(claim.job, lease, claimed_at=started)
+            except (RedisUnreachable, RedisRefused):
+                self._release(job_id, fence)
+                raise
             result = make_result(
                 claim.job,
                 answer,
@@ -90,11 +102,11 @@ class JobRunner:
         self._note_commit(job_id, fence, commit_s)
         return committed
 
-    def _answer(self, job: Job, lease: HeldLease) -> Answer:
+    def _answer(self, job: Job, lease: HeldLease, *, claimed_at: float) -> Answer:
         try:
-            return self._generate(job, self._version(job), lease)
-        except RedisUnreachable:
-            raise  # the job is not to blame; it is claimed again once its lease ran out
+            return self._generate(job, self._version(job), lease, claimed_at=claimed_at)
+        except (RedisUnreachable, RedisRefused):
+            raise  # the job is not to blame
         except PrefillqError as error:
             return failed_with(error)
         except Exception as error:
@@ -112,28 +124,48 @@ class JobRunner:
                 expected=version.model_digest[:12],
                 remedy="Publish the template again, or start a worker with that model.",
             )
+        if version.tokenizer_digest != self._model.folder.tokenizer_digest:
+            raise PrefillqError(
+                f"{version.ref} was compiled with another tokenizer than this worker has",
+                given=f"tokenizer digest {self._model.folder.tokenizer_digest[:12]}",
+                expected=version.tokenizer_digest[:12],
+                remedy="Publish the template again.",
+            )
         return version
 
-    def _generate(self, job: Job, version: PublishedVersion, lease: HeldLease) -> Answer:
+    def _generate(
+        self, job: Job, version: PublishedVersion, lease: HeldLease, *, claimed_at: float
+    ) -> Answer:
         started = self._clock()
         ids = self._tokenize(job, version)
         tokenize_s = self._clock() - started
-        check_positions(
-            len(ids), version.spec.generation.max_new_tokens, self._model.folder.max_positions
+        choices = self._choice_ids(version.spec.output.choices)
+        new_tokens = (
+            version.spec.generation.max_new_tokens
+            if choices is None
+            else max(len(choice) for choice in choices) + 1  # and the end of the sequence
         )
+        check_positions(len(ids), new_tokens, self._model.folder.max_positions)
         if reason := lease.stop_reason():
             return stopped(reason)
         with self._prefixes.serve(version, ids, use_cache=job.use_cache) as served:
             if version.spec.strict and served.entry is None and job.use_cache:
-                return failed(
-                    "prefix_not_verified",
-                    f"the template is strict and its prefix was not used: {served.cache.reason}",
-                    remedy="Compare the job's variables with the template's samples.",
-                    cache=served.cache,
-                    prompt_tokens=len(ids),
-                )
-            answer = self._decode(version, ids, served, lease)
-        return replace(answer, timings=replace(answer.timings, tokenize_s=tokenize_s))
+                error = _not_verified(served.cache.reason)
+                return failed_with(error, cache=served.cache, tokens=len(ids))
+            request = GenerationRequest(
+                ids=ids,
+                generation=version.spec.generation,
+                choices=choices,
+                entry=served.entry,
+                should_stop=lambda: _engine_stop(lease),
+            )
+            engine_started_s = self._clock() - claimed_at
+            answer = self._decode(version, request, served)
+        return replace(
+            answer,
+            engine_started_s=engine_started_s,
+            timings=replace(answer.timings, tokenize_s=tokenize_s),
+        )
 
     def _tokenize(self, job: Job, version: PublishedVersion) -> tuple[int, ...]:
         tokenizer = self._model.tokenizer
@@ -148,25 +180,14 @@ class JobRunner:
         return trusted
 
     def _decode(
-        self,
-        version: PublishedVersion,
-        ids: tuple[int, ...],
-        served: Served,
-        lease: HeldLease,
+        self, version: PublishedVersion, request: GenerationRequest, served: Served
     ) -> Answer:
-        choices = version.spec.output.choices
-        request = GenerationRequest(
-            ids=ids,
-            generation=version.spec.generation,
-            choices=self._choice_ids(choices),
-            entry=served.entry,
-            should_stop=lambda: _engine_stop(lease),
-        )
+        choices, prompt_tokens = version.spec.output.choices, len(request.ids)
         cache, cached_tokens = served.cache, served.cached_tokens
         try:
             generation, fallback = self._run_engine(version, request)
-        except NonFiniteLogits as error:
-            return failed_with(error, cache=cache, tokens=len(ids))
+        except (NonFiniteLogits, PrefixNotVerified) as error:
+            return failed_with(error, cache=cache, tokens=prompt_tokens)
         if fallback:
             cache, cached_tokens = CacheInfo(state=CacheState.MISS, reason=fallback), 0
         answer = Answer(
@@ -176,7 +197,7 @@ class JobRunner:
             choice=choices[generation.choice_index]
             if choices is not None and generation.choice_index is not None
             else None,
-            prompt_tokens=len(ids),
+            prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             timings=Timings(
                 verify_s=served.verify_s,
@@ -201,11 +222,15 @@ class JobRunner:
         try:
             generation = self._engine.generate(request)
         except NonFiniteLogits as error:
+            if version.spec.strict:
+                raise
             # Seen on some devices with a cache and not without it.
             return self._engine.generate(plain), error.code
         if self._audit and not entry.audit():
             self._prefixes.drop(version, "mutated")
             log.error("cache_entry_mutated", version=str(version.ref))
+            if version.spec.strict:
+                raise _not_verified("entry_mutated")
             return self._engine.generate(plain), "entry_mutated"
         return generation, ""
 
@@ -226,12 +251,26 @@ class JobRunner:
                     raise
                 time.sleep(COMMIT_RETRY_S)
 
+    def _release(self, job_id: str, fence: int) -> None:
+        try:
+            self._store.release(job_id, fence)
+        except PrefillqError as error:
+            # The lease will run out, and the janitor rings for the job then.
+            log.warning("job_not_released", job_id=job_id, error=str(error))
+
     def _note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
         try:
             self._store.note_commit(job_id, fence, commit_s)
         except PrefillqError as error:
             # The job has ended well; its record only lacks this one number.
             log.warning("commit_time_not_noted", job_id=job_id, error=str(error))
+
+
+def _not_verified(reason: str) -> PrefixNotVerified:
+    return PrefixNotVerified(
+        f"the template is strict and its prefix was not used: {reason}",
+        remedy="Compare the job's variables with the template's samples.",
+    )
 
 
 def _engine_stop(lease: HeldLease) -> Literal["cancelled", "expired"] | None:

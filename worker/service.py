@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from contract.errors import PrefillqError
@@ -20,6 +21,7 @@ from worker.catalog import Catalog, Served
 from worker.device import default_dtype, parse_dtype, pick_device
 from worker.engine.reference import ReferenceEngine
 from worker.identity import new_worker_id
+from worker.janitor import Janitor
 from worker.leases import LeaseKeeper
 from worker.model import load_model
 from worker.options import WorkerOptions
@@ -44,7 +46,7 @@ class WorkerService:
         self.client = connect(settings)
         self.registry = Registry(self.client, settings)
         self.store = RedisJobStore(self.client, settings)
-        self.leases = LeaseKeeper(self.store, lease_s=settings.lease_s, broker=self.client)
+        self.leases = LeaseKeeper(self.store, settings=settings, broker=self.client)
         self.folder = find_model(options.model, settings, verify=True)
         self.catalog = Catalog(
             client=self.client,
@@ -60,7 +62,8 @@ class WorkerService:
             describe=self.describe,
         )
         self.serving: list[Served] = []
-        self._follow = Periodic("catalog", self.refresh, interval_s=REFRESH_S)
+        self._tried_to_warm: set[str] = set()  # digests
+        self._threads: list[Periodic] = []
         self.failure: PrefillqError | None = None  # what kept the worker from starting
         self._started_at = time.time()
 
@@ -95,16 +98,32 @@ class WorkerService:
         """Jobs in flight at once; the reference engine takes one."""
         return ReferenceEngine.batch_size
 
-    def start(self) -> None:
-        """Start renewing leases, reporting and following the registry; load the model first."""
+    def start(self, *, ring: Callable[[str, str], None]) -> None:
+        """Start renewing leases, reporting, sweeping and following the registry.
+
+        The model must be loaded. `ring` sends a message with a job's id to a queue.
+        """
         self.refresh()
-        self._follow.start()
+        janitor = Janitor(
+            client=self.client,
+            settings=self.settings,
+            store=self.store,
+            worker_id=self.worker_id,
+            ring=ring,
+        )
+        self._threads = [
+            Periodic("catalog", self.refresh, interval_s=REFRESH_S),
+            Periodic("janitor", janitor.sweep, interval_s=janitor.interval_s),
+        ]
+        for thread in self._threads:
+            thread.start()
         self.leases.start()
         self.presence.start()
 
     def stop(self) -> None:
         """Stop all that; a Redis that is away by now is only logged."""
-        self._follow.stop()
+        for thread in self._threads:
+            thread.stop()
         self.leases.stop()
         try:
             self.presence.stop()
@@ -116,7 +135,7 @@ class WorkerService:
         """Look at the registry again; `serving` changes once new versions are warm."""
         found = self.catalog.refresh()
         if self.options.warm == "all":
-            for served in set(found) - set(self.serving):
+            for served in found:
                 for version in self.catalog.labelled(served):
                     self._warm(version)
         self.serving = found
@@ -124,6 +143,7 @@ class WorkerService:
     def describe(self) -> dict[str, Any]:
         """Plain data for `prefillq worker list`."""
         stats = self.prefixes.cache.stats()
+        cached = {listed.key for listed in self.prefixes.cache.entries()}
         return {
             "id": self.worker_id,
             "host": socket.gethostname(),
@@ -144,6 +164,10 @@ class WorkerService:
                 "hits": stats.hits,
                 "misses": stats.misses,
                 "evictions": dict(stats.evictions),
+                "tenants": {
+                    tenant: {"hits": counts.hits, "misses": counts.misses}
+                    for tenant, counts in stats.tenants.items()
+                },
             },
             "versions": [
                 {
@@ -151,6 +175,7 @@ class WorkerService:
                     "digest": warm.ref.digest,
                     "prefix_tokens": warm.prefix_tokens,
                     "bytes": warm.nbytes,
+                    "cached": warm.key in cached,
                     "prefill_s": warm.prefill_s,
                     "parity": warm.parity.outcome,
                     "parity_tokens": warm.parity.checked_tokens,
@@ -161,11 +186,15 @@ class WorkerService:
         }
 
     def _warm(self, version: PublishedVersion) -> None:
+        """Once per version: what was evicted or refused later is its jobs' business."""
+        if version.ref.digest in self._tried_to_warm:
+            return
+        self._tried_to_warm.add(version.ref.digest)
         if not version.spec.samples:
             log.info("not_warmed", version=str(version.ref), reason="the template has no samples")
             return
-        ids = fill(version.compiled, version.spec.samples[0].input, self.model.tokenizer).ids
         try:
+            ids = fill(version.compiled, version.spec.samples[0].input, self.model.tokenizer).ids
             self.prefixes.warm(version, ids)
         except PrefillqError as error:
             log.warning("not_warmed", version=str(version.ref), reason=str(error))

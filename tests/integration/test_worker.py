@@ -22,6 +22,7 @@ from contract.settings import Settings
 from contract.types import CacheState, JobState
 from local.workers import WorkerProcess
 from producer.client import Producer
+from producer.handle import JobHandle
 from templates.fill import fill
 from templates.registry import Registry
 from templates.tokenizer import TemplateTokenizer
@@ -123,10 +124,9 @@ def test_template_published_while_a_worker_runs_is_picked_up(
     """Case Q20: a new template's jobs run within 5 s, without a restart."""
     start_worker()
     publish(registry, make_spec("late"), tiny_llama)
-    started = time.monotonic()
     result = producer.submit("acme/late", {"note": "hello"}).result(timeout=30)
     assert result.status is JobState.SUCCEEDED
-    assert time.monotonic() - started < 10, "pick-up within 5 s, and a first warming"
+    assert result.timings.queue_s < 5
 
 
 def test_job_waits_for_a_worker_with_its_own_weights(
@@ -171,22 +171,41 @@ def test_message_rung_twice_gives_one_result(
     assert (finished, refused) == (1, 5)
 
 
-def test_job_longer_than_its_lease_runs_once(
+LONG = {"max_new_tokens": 1800, "min_new_tokens": 1800}
+LEASE_S = 4.0  # the shortest there is; a LONG job takes several times as long
+
+
+def _claimed(job: JobHandle) -> None:
+    deadline = time.monotonic() + 60
+    while job.status() is JobState.QUEUED and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert job.status() is JobState.RUNNING
+
+
+def test_job_longer_than_its_lease_runs_once_also_while_its_worker_shuts_down(
     producer: Producer, registry: Registry, tiny_llama: ModelFolder, start_worker: Start
 ) -> None:
-    """Case Q3: the lease is renewed, in the record and at the broker."""
-    publish(
-        registry,
-        make_spec("long", generation={"max_new_tokens": 1800, "min_new_tokens": 1800}),
-        tiny_llama,
-    )
-    worker = start_worker(PREFILLQ_LEASE_S="4")
-    result = producer.submit("acme/long", {"note": "hello"}).result(timeout=120)
-    if result.timings.total_s < 5:
-        pytest.skip(f"this machine is too fast: {result.timings.total_s:.1f} s")
-    assert result.attempt == 1
-    assert len(_log_lines(worker.log_path, "job_finished")) == 1
-    assert not _log_lines(worker.log_path, "job_refused")
+    """Cases Q3 and Q9: the lease is renewed in the record and at the broker, to the job's end.
+
+    A second worker stands ready to take the job, and the first is told to stop half-way.
+    """
+    publish(registry, make_spec("long", generation=LONG), tiny_llama)
+    job = producer.submit("acme/long", {"note": "hello"})
+    first = start_worker(PREFILLQ_LEASE_S=str(LEASE_S))
+    _claimed(job)
+    second = start_worker(PREFILLQ_LEASE_S=str(LEASE_S))
+    started = time.monotonic()
+    assert first.stop(grace_s=120) == 0
+    shutdown_s = time.monotonic() - started
+    result = job.result(timeout=5)
+    time.sleep(2)  # a message that was restored would reach the second worker by now
+    second.stop()
+    assert (result.status, result.attempt) == (JobState.SUCCEEDED, 1)
+    assert result.timings.total_s > 2 * LEASE_S, "the job must outlast its lease to show anything"
+    assert shutdown_s > LEASE_S, "the shutdown must outlast the lease to show anything"
+    assert len(_log_lines(first.log_path, "job_finished")) == 1
+    assert not _log_lines(second.log_path, "job_refused")
+    assert not _log_lines(second.log_path, "job_finished")
 
 
 def test_cancel_while_queued_and_while_running(
@@ -195,16 +214,14 @@ def test_cancel_while_queued_and_while_running(
     """Case Q15: a queued job never starts; a running one stops between steps."""
     publish(
         registry,
-        make_spec("long", generation={"max_new_tokens": 1800, "min_new_tokens": 1800}),
+        make_spec("long", generation=LONG),
         tiny_llama,
     )
     queued = producer.submit("acme/long", {"note": "never"})
     assert queued.cancel() is JobState.CANCELLED
     running = producer.submit("acme/long", {"note": "stopped"})
     worker = start_worker()
-    deadline = time.monotonic() + 30
-    while running.status() is JobState.QUEUED and time.monotonic() < deadline:
-        time.sleep(0.05)
+    _claimed(running)
     assert running.cancel() is JobState.RUNNING
     with pytest.raises(JobFailed) as caught:
         running.result(timeout=30)
@@ -212,24 +229,6 @@ def test_cancel_while_queued_and_while_running(
     assert caught.value.result.usage.completion_tokens < 1800
     ran = {line["job_id"] for line in _log_lines(worker.log_path, "job_finished")}
     assert queued.id not in ran
-
-
-def test_worker_finishes_its_job_on_sigterm(
-    producer: Producer, registry: Registry, tiny_llama: ModelFolder, start_worker: Start
-) -> None:
-    """A warm shutdown ends with the running job committed and exit code 0."""
-    publish(
-        registry,
-        make_spec("long", generation={"max_new_tokens": 400, "min_new_tokens": 400}),
-        tiny_llama,
-    )
-    job = producer.submit("acme/long", {"note": "hello"})
-    worker = start_worker()
-    deadline = time.monotonic() + 30
-    while job.status() is JobState.QUEUED and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert worker.stop() == 0
-    assert job.result(timeout=5).status is JobState.SUCCEEDED
 
 
 def test_killed_workers_job_is_run_again_by_another(
@@ -243,9 +242,7 @@ def test_killed_workers_job_is_run_again_by_another(
     )
     job = producer.submit("acme/long", {"note": "hello"})
     first = start_worker()
-    deadline = time.monotonic() + 30
-    while job.status() is JobState.QUEUED and time.monotonic() < deadline:
-        time.sleep(0.02)
+    _claimed(job)
     first.kill()
     start_worker()
     result = job.result(timeout=90)

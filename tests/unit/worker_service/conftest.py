@@ -85,7 +85,7 @@ def make_stack(smollm2: ModelFolder, tokenizer: TemplateTokenizer) -> Any:
             folder=replace(smollm2, name="tiny"), tokenizer=tokenizer, device="cpu", dtype="float32"
         )
         prefixes = PrefixService(cache=PrefixCache(cache_bytes), engine=engine, model=model)
-        leases = LeaseKeeper(store, lease_s=60.0)
+        leases = LeaseKeeper(store, settings=settings)
         stack = Stack(
             store=store,
             clock=clock,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import RedisUnreachable
+from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.types import CacheState, JobState
 from templates.compiled import CompiledTemplate
 from worker.engine.base import GenerationRequest, NonFiniteLogits
@@ -258,18 +258,22 @@ def test_crash_inside_the_engine_ends_the_job_with_a_reason(make_stack: Any) -> 
     assert "secret" not in result.error.message
 
 
-def test_redis_away_while_reading_the_version_fails_no_job(make_stack: Any) -> None:
-    """The job is not to blame: the error passes on and the record stays to be claimed again."""
+@pytest.mark.parametrize("error", [RedisUnreachable, RedisRefused])
+def test_redis_trouble_while_reading_the_version_fails_no_job(
+    make_stack: Any, error: type[PrefillqError]
+) -> None:
+    """The job is not to blame: it is queued again at once, with its attempt not counted."""
     stack = make_stack()
     job_id = stack.submit()
 
     def away(_: Any) -> Any:
-        raise RedisUnreachable("Redis cannot be reached")
+        raise error("Redis cannot be reached")
 
     stack.get = away
-    with pytest.raises(RedisUnreachable):
+    with pytest.raises(error):
         stack.runner.run(job_id)
-    assert stack.store.get(job_id).state is JobState.RUNNING
+    view = stack.store.get(job_id)
+    assert (view.state, view.job.attempt) == (JobState.QUEUED, 0)
 
 
 def test_commit_is_tried_again_while_redis_is_away(
@@ -374,3 +378,30 @@ def test_variables_and_text_are_not_in_the_log(
     ]
     assert set(fields) <= line.keys()
     assert "marker-7319" not in caplog.text
+
+
+def test_strict_template_is_not_answered_uncached_after_nan(make_stack: Any) -> None:
+    """`strict: true` also forbids the plain path as a second try."""
+    armed: list[bool] = []
+    stack = make_stack(engine=_NaN(lambda r: bool(armed) and r.entry is not None))
+    strict = stack.publish(strict=True)
+    stack.runner.run(stack.submit("warm", version=strict))
+    armed.append(True)
+    result = stack.runner.run(stack.submit("hit", version=strict))
+    assert (result.status, result.error.code) == (JobState.FAILED, "non_finite_logits")
+
+
+def test_other_tokenizer_than_compiled_with_fails(make_stack: Any) -> None:
+    """Ids of two tokenizers in one prompt would be garbage without an error."""
+    stack = make_stack()
+    stack.model.folder = replace(stack.model.folder, tokenizer_digest="e" * 64)
+    result = stack.runner.run(stack.submit())
+    assert result.status is JobState.FAILED
+    assert "eeeeeeeeeeee" in result.error.message
+
+
+def test_first_token_of_a_cold_job_comes_after_all_that_preceded_it(make_stack: Any) -> None:
+    """Time to first token counts the prefill and the check of a version's first warming."""
+    stack = make_stack(engine=FakeEngine(prefill_s=0.2))
+    result = stack.runner.run(stack.submit())
+    assert 0.2 <= result.timings.prefill_s <= result.timings.ttft_s <= result.timings.total_s

@@ -1,0 +1,65 @@
+"""What we started goes when we do, however we die: kill -9 runs no handler of ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+# A shell in the background reads from a pipe whose other end only we hold, and which the kernel
+# closes with us. A line says that there is nothing left to do. (A parent-death signal would
+# follow the thread that started the process.) Fd 3, because a background command has no stdin.
+_SCRIPT = """
+exec 3<&0
+{
+  read -r _ <&3 && exit
+  pid=$1 left=$2 folder=$3
+  if [ -n "$pid" ]; then
+    [ "$left" -eq 0 ] || kill -TERM "$pid"
+    while [ "$left" -gt 0 ] && kill -0 "$pid"; do sleep 1; left=$((left - 1)); done
+    kill -KILL "$pid"
+  fi
+  [ -z "$folder" ] || rm -rf -- "$folder"
+} &
+"""
+
+
+class Guard:
+    """Ends a process and removes a folder when this process dies before `release`.
+
+    The process gets SIGTERM and, `grace_s` whole seconds later, SIGKILL; with 0 only SIGKILL.
+    """
+
+    def __init__(
+        self, *, pid: int | None = None, grace_s: int = 0, folder: Path | None = None
+    ) -> None:
+        read_end, self._pipe = os.pipe()
+        what = [
+            "" if pid is None else str(pid),
+            str(grace_s),
+            "" if folder is None else str(folder),
+        ]
+        try:
+            subprocess.run(  # noqa: S603
+                ["/bin/sh", "-c", _SCRIPT, "guard", *what],
+                stdin=read_end,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C is not for it
+                check=True,
+            )
+        except BaseException:
+            self.release()
+            raise
+        finally:
+            os.close(read_end)
+
+    def release(self) -> None:
+        """Call it off, once what was guarded is gone. A second call does nothing."""
+        pipe, self._pipe = self._pipe, -1
+        if pipe < 0:
+            return
+        with suppress(BrokenPipeError):  # the guard itself was killed
+            os.write(pipe, b"\n")
+        os.close(pipe)

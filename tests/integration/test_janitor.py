@@ -1,0 +1,124 @@
+"""Jobs whose message is lost are rung for again, by one worker, with bounded work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contract import keys
+from contract.ids import new_job_id
+from contract.records import RedisJobStore
+from contract.redis_client import Client
+from contract.settings import Settings
+from contract.types import Job, VersionRef
+from worker.janitor import LIMIT, Janitor
+
+QUEUE = keys.queue("acme", "triage", "a" * 64)
+
+
+class Rig:
+    """A janitor that writes down what it rings."""
+
+    def __init__(self, client: Client, settings: Settings, worker_id: str = "w1") -> None:
+        # A lease of a few milliseconds: what is older than it is overdue at once.
+        self.settings = settings.model_copy(update={"lease_s": 0.02})
+        self.client = client
+        self.store = RedisJobStore(client, self.settings)
+        self.rung: list[tuple[str, str]] = []
+        self.janitor = Janitor(
+            client=client,
+            settings=self.settings,
+            store=self.store,
+            worker_id=worker_id,
+            ring=lambda queue, job_id: self.rung.append((queue, job_id)),
+        )
+        client.sadd(keys.TENANTS, "acme")
+
+    def submit(self) -> str:
+        ref = VersionRef(tenant="acme", template="triage", version=1, digest="d" * 64)
+        job = Job(id=new_job_id("acme"), ref=ref, queue=QUEUE, variables={})
+        self.store.submit(job, input_digest="x")
+        return job.id
+
+    def sweep(self) -> int:
+        self.client.delete(keys.JANITOR)
+        return self.janitor.sweep()
+
+
+@pytest.fixture
+def rig(client: Client, settings: Settings) -> Rig:
+    return Rig(client, settings)
+
+
+def _until_overdue() -> None:
+    import time
+
+    time.sleep(0.03)  # the server's clock decides; it cannot be set
+
+
+def test_running_job_whose_lease_ran_out_is_rung_for(rig: Rig) -> None:
+    """Case Q1, and a message that came back too early: the record alone brings the job back."""
+    job_id = rig.submit()
+    rig.store.claim(job_id, "dead", 0.02)
+    _until_overdue()
+    assert rig.sweep() == 1
+    assert rig.rung == [(QUEUE, job_id)]
+
+
+def test_running_job_under_a_lease_is_left_alone(rig: Rig) -> None:
+    """Nobody rings for a job that its worker holds."""
+    rig.store.claim(rig.submit(), "alive", 60.0)
+    _until_overdue()
+    assert rig.sweep() == 0
+
+
+def test_queued_job_without_a_message_is_rung_for(rig: Rig) -> None:
+    """Case Q2: a message in no key; the queue is empty and the record is old."""
+    job_id = rig.submit()
+    _until_overdue()
+    assert rig.sweep() == 1
+    assert rig.rung == [(QUEUE, job_id)]
+
+
+def test_queued_job_in_a_queue_with_messages_waits_for_its_turn(rig: Rig) -> None:
+    """A backlog is not rung for: each of its jobs has a message of its own."""
+    rig.submit()
+    rig.client.lpush(keys.messages(QUEUE), b"message")
+    _until_overdue()
+    assert rig.sweep() == 0
+
+
+def test_ended_jobs_are_not_rung_for(rig: Rig) -> None:
+    """A cancelled job is in no index."""
+    rig.store.cancel(rig.submit())
+    _until_overdue()
+    assert rig.sweep() == 0
+
+
+def test_one_worker_sweeps_at_a_time(rig: Rig, client: Client, settings: Settings) -> None:
+    """Two janitors within an interval: the second does nothing."""
+    rig.submit()
+    _until_overdue()
+    other: Any = Rig(client, settings, "w2")
+    slow = settings.model_copy(update={"lease_s": 60.0})
+    client.set(
+        keys.JANITOR,
+        "w1",
+        px=round(
+            Janitor(
+                client=client, settings=slow, store=rig.store, worker_id="w1", ring=print
+            ).interval_s
+            * 800
+        ),
+    )
+    assert other.janitor.sweep() == 0
+    assert rig.sweep() == 1
+
+
+def test_a_sweep_is_bounded(rig: Rig) -> None:
+    """However many jobs are overdue, a sweep rings for at most LIMIT of each kind."""
+    for _ in range(LIMIT + 10):
+        rig.submit()
+    _until_overdue()
+    assert rig.sweep() == LIMIT

@@ -1,0 +1,72 @@
+"""Rings again for jobs whose message was lost: the record is the truth, the message a doorbell.
+
+A message can be lost with its worker, on its way from the broker, or when it came back while
+its job was still leased. Ringing once too often costs one refused claim; never ringing would
+cost the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from contract import keys
+from contract.job_store import Doorbell, JobStore
+from contract.logs import get_logger
+from contract.redis_client import Client, errors_explained, text
+from contract.settings import Settings
+from contract.types import JobState
+
+log = get_logger(__name__)
+
+LIMIT = 64  # of each kind, per tenant and sweep: a sweep's work is bounded
+
+
+class Janitor:
+    """One sweep at a time among all workers, at most every `interval_s`."""
+
+    def __init__(
+        self,
+        *,
+        client: Client,
+        settings: Settings,
+        store: JobStore,
+        worker_id: str,
+        ring: Callable[[str, str], None],  # queue, job id
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._store = store
+        self._worker_id = worker_id
+        self._ring = ring
+        # Often enough that a killed worker's jobs wait for little more than their lease.
+        self.interval_s = min(5.0, settings.lease_s / 4)
+
+    def sweep(self) -> int:
+        """Ring for every job that needs it; returns how many. 0 when another worker sweeps."""
+        if not self._is_ours():
+            return 0
+        rung = 0
+        with errors_explained(self._settings):
+            tenants = sorted(text(tenant) for tenant in self._client.smembers(keys.TENANTS))
+        for tenant in tenants:
+            for job in self._store.overdue(
+                tenant, queued_for_s=self._settings.lease_s, limit=LIMIT
+            ):
+                if self._has_no_message(job):
+                    self._ring(job.queue, job.job_id)
+                    log.info("rung_again", job_id=job.job_id, queue=job.queue, state=str(job.state))
+                    rung += 1
+        return rung
+
+    def _is_ours(self) -> bool:
+        with errors_explained(self._settings):
+            ttl_ms = round(self.interval_s * 800)
+            return bool(self._client.set(keys.JANITOR, self._worker_id, nx=True, px=ttl_ms))
+
+    def _has_no_message(self, job: Doorbell) -> bool:
+        # A queued job in a queue that holds messages has very likely one of its own; should it
+        # not, it is rung for once the queue has drained.
+        if job.state is JobState.RUNNING:
+            return True
+        with errors_explained(self._settings):
+            return self._client.llen(keys.messages(job.queue)) == 0
