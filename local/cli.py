@@ -92,5 +92,5 @@ def _show(outcome: DemoOutcome) -> None:
         + ("" if slowdown is None else f" and took {slowdown:.1f}x the time (median)")
         + ".\n"
         f"{len(outcome.results)} jobs of {len(outcome.versions)} template versions; first result "
-        f"after {outcome.first_result_s:.0f} s, all stopped after {outcome.elapsed_s:.0f} s."
+        f"after {outcome.first_result_s:.0f} s, all done after {outcome.elapsed_s:.0f} s."
     )

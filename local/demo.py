@@ -169,6 +169,7 @@ def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
             advance(done, total)
 
         results, uncached = _run_jobs(settings, versions, count)
+        description = _settled(process, results)
         say("worker    stopping")
         return DemoOutcome(
             results=tuple(results),
@@ -178,7 +179,7 @@ def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
                 f"{v.ref.tenant}/{v.ref.template}": registry.labels(v.ref.tenant, v.ref.template)
                 for v in versions
             },
-            worker=_settled(process, results),
+            worker=description,
             first_result_s=first_result_s,
             elapsed_s=time.monotonic() - started,
         )

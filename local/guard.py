@@ -34,12 +34,8 @@ class Guard:
     def __init__(
         self, *, pid: int | None = None, grace_s: int = 0, folder: Path | None = None
     ) -> None:
+        what = (str(pid or ""), str(grace_s), str(folder or ""))
         read_end, self._pipe = os.pipe()
-        what = [
-            "" if pid is None else str(pid),
-            str(grace_s),
-            "" if folder is None else str(folder),
-        ]
         try:
             subprocess.run(  # noqa: S603
                 ["/bin/sh", "-c", _SCRIPT, "guard", *what],

@@ -19,7 +19,7 @@ from local.guard import Guard
 from worker.presence import list_workers
 
 _COMMAND = (sys.executable, "-m", "producer", "worker", "start")
-_GUARD_GRACE_S = 10  # for a worker whose owner was killed
+_GRACE_S = 10  # from SIGTERM to SIGKILL, for a worker whose owner died
 
 
 class WorkerProcess:
@@ -66,7 +66,7 @@ class WorkerProcess:
                 },
                 start_new_session=True,  # Ctrl-C reaches us; we stop it in order
             )
-        self._guard = Guard(pid=self.process.pid, grace_s=_GUARD_GRACE_S)
+        self._guard = Guard(pid=self.process.pid, grace_s=_GRACE_S)
         return self
 
     @property

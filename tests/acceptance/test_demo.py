@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,26 @@ import psutil
 import pytest
 
 from contract.model_folder import ModelFolder
+from tests.unit.local.processes import wait_until
+
+DEMO = [sys.executable, "-m", "producer", "demo", "--json"]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What the demo starts inherits TMPDIR: its files and processes can be told by it."""
+    env = {**os.environ, "TMPDIR": str(folder)}
+    env.pop("PREFILLQ_REDIS_URL", None)
+    return env
+
+
+def left_behind(folder: Path) -> list[object]:
+    """Files in the folder, and command lines of processes that have it as TMPDIR."""
+    running = [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if (process.info["environ"] or {}).get("TMPDIR") == str(folder)
+    ]
+    return [*folder.iterdir(), *running]
 
 
 @pytest.mark.model
@@ -20,12 +41,9 @@ def test_demo_prints_one_json_object_that_holds_what_it_promises(
     smollm2: ModelFolder, tmp_path: Path
 ) -> None:
     """At least 12 jobs over 2 tenants, 3 templates, 2 versions; exact cached counts; parity."""
-    # What the demo starts inherits TMPDIR: its files and processes can be told by it.
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    env.pop("PREFILLQ_REDIS_URL", None)
     run = subprocess.run(
-        [sys.executable, "-m", "producer", "demo", "--json"],
-        env=env,
+        DEMO,
+        env=environment(tmp_path),
         capture_output=True,
         text=True,
         timeout=800,
@@ -49,14 +67,29 @@ def test_demo_prints_one_json_object_that_holds_what_it_promises(
             assert cached == prefix[job["digest"]] > 0
         else:
             assert (job["cache"]["reason"], cached) == ("cold", 0)
-    assert sum(job["cache"]["state"] == "hit" for job in jobs) >= 12
+    hits = sum(job["cache"]["state"] == "hit" for job in jobs)
+    assert hits >= 12
+    assert outcome["worker"]["cache"]["hits"] == hits, "the worker's report is stale"
     assert outcome["parity"]["checked"] == outcome["parity"]["identical"] >= 6
     assert {version["parity"] for version in outcome["worker"]["versions"]} == {"identical"}
     assert 0 < outcome["elapsed_s"] < 800
-    assert list(tmp_path.iterdir()) == [], "the demo left files behind"
-    left = [
-        process.info["cmdline"]
-        for process in psutil.process_iter(["cmdline", "environ"])
-        if (process.info["environ"] or {}).get("TMPDIR") == str(tmp_path)
-    ]
-    assert not left, "the demo left processes running"
+    assert wait_until(lambda: not left_behind(tmp_path), seconds=5), left_behind(tmp_path)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_killed_demo_leaves_nothing_behind(
+    smollm2: ModelFolder, tmp_path: Path, how: signal.Signals, code: int
+) -> None:
+    """Told to end or killed with its worker running: Redis, worker and folders go with it."""
+    with subprocess.Popen(
+        DEMO,
+        env=environment(tmp_path),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as run:
+        assert wait_until(lambda: any(tmp_path.glob("*/worker.log")), seconds=120)
+        run.send_signal(how)
+        assert run.wait(90) == code
+    assert wait_until(lambda: not left_behind(tmp_path), seconds=30), left_behind(tmp_path)

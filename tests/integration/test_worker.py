@@ -190,10 +190,12 @@ def test_job_longer_than_its_lease_runs_once_also_while_its_worker_shuts_down(
     A second worker stands ready to take the job, and the first is told to stop half-way.
     """
     publish(registry, make_spec("long", generation=LONG), tiny_llama)
+    pair = [start_worker(ready=False, PREFILLQ_LEASE_S=str(LEASE_S)) for _ in range(2)]
+    ids = [worker.wait_ready()["id"] for worker in pair]
     job = producer.submit("acme/long", {"note": "hello"})
-    first = start_worker(PREFILLQ_LEASE_S=str(LEASE_S))
     _claimed(job)
-    second = start_worker(PREFILLQ_LEASE_S=str(LEASE_S))
+    first = pair[ids.index(job.view().worker)]
+    [second] = [worker for worker in pair if worker is not first]
     started = time.monotonic()
     assert first.stop(grace_s=120) == 0
     shutdown_s = time.monotonic() - started
@@ -201,8 +203,7 @@ def test_job_longer_than_its_lease_runs_once_also_while_its_worker_shuts_down(
     time.sleep(2)  # a message that was restored would reach the second worker by now
     second.stop()
     assert (result.status, result.attempt) == (JobState.SUCCEEDED, 1)
-    assert result.timings.total_s > 2 * LEASE_S, "the job must outlast its lease to show anything"
-    assert shutdown_s > LEASE_S, "the shutdown must outlast the lease to show anything"
+    assert shutdown_s > LEASE_S, "the job must outlast its lease to show anything"
     assert len(_log_lines(first.log_path, "job_finished")) == 1
     assert not _log_lines(second.log_path, "job_refused")
     assert not _log_lines(second.log_path, "job_finished")

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ import redis
 from contract.errors import PrefillqError
 from local import redis_server
 from local.redis_server import EmbeddedRedis, find_redis_binary
+from tests.unit.local.processes import alive, wait_until
 
 
 @pytest.fixture
@@ -49,23 +50,6 @@ def fake_binary(folder: Path, script: str) -> Path:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return path
-
-
-def wait_until(condition: Callable[[], bool], *, seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (met := condition()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return met
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # A zombie that nobody has waited for yet is dead as well.
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_runs_with_the_settings_of_the_real_deployment(server: EmbeddedRedis) -> None:

@@ -1,0 +1,140 @@
+"""Log lines: JSON where nobody looks, one shape for our records and everybody else's."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from contract.logs import configure_logs, get_logger
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Log set-up is global; whatever ran before finds its own again."""
+    root = logging.getLogger()
+    handlers, level, config = root.handlers[:], root.level, structlog.get_config()
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.configure(**config)
+    structlog.contextvars.clear_contextvars()
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_lines_are_json_where_there_is_no_terminal() -> None:
+    """One object a line: the event, its fields with their types, level, logger and UTC time."""
+    stream = io.StringIO()
+    configure_logs(stream=stream)
+    get_logger("test.ours").info("job_finished", tokens=3, ok=True, text="two\nlines ü")
+    (line,) = lines(stream)
+    time = line.pop("timestamp")
+    assert line == {
+        "event": "job_finished",
+        "level": "info",
+        "logger": "test.ours",
+        "tokens": 3,
+        "ok": True,
+        "text": "two\nlines ü",
+    }
+    assert time.endswith("Z")
+
+
+def test_records_of_other_libraries_have_the_same_shape() -> None:
+    """Celery's lines parse like ours, with their arguments filled in."""
+    stream = io.StringIO()
+    configure_logs(stream=stream)
+    get_logger("test.ours").warning("same")
+    logging.getLogger("celery.test").warning("same %s", "words")
+    ours, theirs = lines(stream)
+    assert ours.keys() == theirs.keys()
+    assert (theirs["event"], theirs["level"], theirs["logger"]) == (
+        "same words",
+        "warning",
+        "celery.test",
+    )
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_traceback_stays_within_its_line(foreign: bool) -> None:
+    """An exception is a field, so that a reader of lines is never lost."""
+    stream = io.StringIO()
+    configure_logs(stream=stream)
+    logger: Any = logging.getLogger("celery.test") if foreign else get_logger("test.ours")
+    try:
+        int("broken")
+    except ValueError:
+        logger.exception("job_crashed")
+    (line,) = lines(stream)
+    assert (line["event"], line["level"]) == ("job_crashed", "error")
+    assert line["exception"].startswith("Traceback")
+    assert "ValueError: invalid literal" in line["exception"].splitlines()[-1]
+
+
+def test_context_is_in_every_record_of_the_thread() -> None:
+    """What was bound once is on our lines and on those of the libraries we call."""
+    stream = io.StringIO()
+    configure_logs(stream=stream)
+    with structlog.contextvars.bound_contextvars(job_id="acme.1"):
+        get_logger("test.ours").info("one")
+        logging.getLogger("celery.test").info("two")
+    get_logger("test.ours").info("three")
+    assert [line.get("job_id") for line in lines(stream)] == ["acme.1", "acme.1", None]
+
+
+def test_terminal_gets_lines_for_people_unless_json_is_forced() -> None:
+    """`force_json` is what --json means for a worker's log."""
+    readable, forced = Terminal(), Terminal()
+    configure_logs(stream=readable)
+    get_logger("test.readable").info("job_finished", tokens=3)
+    configure_logs(stream=forced, force_json=True)
+    get_logger("test.forced").info("job_finished", tokens=3)
+    assert "job_finished" in readable.getvalue()
+    with pytest.raises(json.JSONDecodeError):
+        lines(readable)
+    (line,) = lines(forced)
+    assert line["tokens"] == 3
+
+
+def test_level_holds_for_ours_and_for_others() -> None:
+    """Names of levels are taken in any case; what is below is not written."""
+    stream = io.StringIO()
+    configure_logs(level="warning", stream=stream)
+    for logger in (get_logger("test.ours"), logging.getLogger("celery.test")):
+        logger.info("quiet")
+        logger.warning("loud")
+    assert [line["event"] for line in lines(stream)] == ["loud", "loud"]
+
+
+def test_second_set_up_replaces_the_first() -> None:
+    """No record is written twice, however often logs are set up."""
+    first, second = io.StringIO(), io.StringIO()
+    configure_logs(stream=first)
+    configure_logs(stream=second)
+    logging.getLogger("celery.test").info("once")
+    assert first.getvalue() == ""
+    assert len(lines(second)) == 1
+
+
+def test_stderr_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    """Data has stdout to itself."""
+    configure_logs()
+    get_logger("test.default").info("talk")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert json.loads(captured.err)["event"] == "talk"

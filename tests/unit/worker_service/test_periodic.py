@@ -1,0 +1,111 @@
+"""A periodic thread: nothing that its action raises ends it, and `stop` ends it at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from structlog.testing import CapturingLogger
+
+from contract.errors import PrefillqError, RedisUnreachable
+from worker.periodic import Periodic
+
+WAIT_S = 10.0  # how long a test waits for what must happen; never spent when it does
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> CapturingLogger:
+    capturing = CapturingLogger()
+    monkeypatch.setattr("worker.periodic.log", capturing)
+    return capturing
+
+
+@contextmanager
+def running(action: Callable[[], None], *, interval_s: float = 0.001) -> Iterator[Periodic]:
+    periodic = Periodic("test", action, interval_s=interval_s)
+    periodic.start()
+    try:
+        yield periodic
+    finally:
+        periodic.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "method", "event"),
+    [
+        (RedisUnreachable("Redis cannot be reached"), "warning", "periodic_failed"),
+        (PrefillqError("something of ours"), "warning", "periodic_failed"),
+        (ValueError("a bug"), "exception", "periodic_crashed"),
+    ],
+)
+def test_action_that_raises_is_called_again(
+    log: CapturingLogger, error: Exception, method: str, event: str
+) -> None:
+    """Expected or not, an error is logged once with the thread's name, and the thread goes on."""
+    went_on = threading.Event()
+    calls = 0
+
+    def action() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise error
+        went_on.set()
+
+    with running(action):
+        assert went_on.wait(WAIT_S)
+    (call,) = log.calls
+    assert (call.method_name, call.args) == (method, (event,))
+    assert call.kwargs["thread"] == "test"
+
+
+def test_action_waits_its_interval_first() -> None:
+    """Nothing is called at once: who starts it has done the first round already."""
+    called = threading.Event()
+    with running(called.set, interval_s=60.0):
+        assert not called.wait(0.05)
+
+
+def test_stop_ends_a_long_wait_promptly() -> None:
+    """A worker's shutdown does not wait for the next interval."""
+    with running(lambda: None, interval_s=3600.0) as periodic:
+        started = time.monotonic()
+        periodic.stop()
+        assert time.monotonic() - started < 2
+        assert not [t for t in threading.enumerate() if t.name == "test"]
+
+
+def test_stop_waits_for_the_call_in_progress() -> None:
+    """After `stop` the action is not running and is not called again."""
+    entered, leave = threading.Event(), threading.Event()
+    finished: list[bool] = []
+
+    def action() -> None:
+        entered.set()
+        leave.wait(WAIT_S)
+        finished.append(True)
+
+    with running(action) as periodic:
+        assert entered.wait(WAIT_S)
+        threading.Timer(0.05, leave.set).start()
+        periodic.stop()
+        assert finished == [True]
+
+
+def test_action_may_stop_its_own_thread() -> None:
+    """No deadlock: the thread does not wait for itself."""
+    calls: list[int] = []
+    with running(lambda: (calls.append(1), periodic.stop())[0]) as periodic:
+        deadline = time.monotonic() + WAIT_S
+        while any(t.name == "test" for t in threading.enumerate()):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+    assert calls == [1]
+
+
+def test_stop_before_start_is_no_error() -> None:
+    """A worker that never came up is stopped like any other."""
+    Periodic("test", lambda: None, interval_s=1.0).stop()
