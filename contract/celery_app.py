@@ -20,7 +20,7 @@ TASK_NAME = "prefillq.run"
 
 
 def make_celery(settings: Settings) -> Celery:
-    """A configured app without tasks; `worker.task` registers the one there is."""
+    """A configured app without tasks; `worker.celery_worker` registers the one there is."""
     from celery import Celery  # imported late: `import producer` must stay fast
 
     app = Celery("prefillq", broker=settings.redis_url, set_as_current=False)

@@ -69,7 +69,7 @@ class GenerationSpec(_Strict):
 
 
 class LimitsSpec(_Strict):
-    """`deadline_s` counts from submit; past it no token is generated."""
+    """`deadline_s` counts from submit; a job past it ends as expired (see README, limits)."""
 
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_queue: Annotated[int, Field(ge=1)] | None = None
