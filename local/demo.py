@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from contract.errors import TimedOut
 from contract.model_folder import ModelFolder
 from contract.redis_client import connect
 from contract.settings import Settings
@@ -35,6 +36,7 @@ from worker.options import DEFAULT_MODEL
 PARITY_JOBS = 8  # at most, picked from the greedy samples
 MIN_PARITY_JOBS = 6
 WAIT_S = 600.0
+LOOK_S = 5.0  # how often to see whether the worker is still there
 SETTLE_S = 10.0  # a worker reports itself every two seconds
 
 Say = Callable[[str], None]
@@ -168,7 +170,7 @@ def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
                 first_result_s = time.monotonic() - started
             advance(done, total)
 
-        results, uncached = _run_jobs(settings, versions, count)
+        results, uncached = _run_jobs(settings, versions, count, alive=process.check_alive)
         description = _settled(process, results)
         say("worker    stopping")
         return DemoOutcome(
@@ -209,7 +211,11 @@ def _publish(registry: Registry, model: ModelFolder) -> Iterator[PublishedVersio
 
 
 def _run_jobs(
-    settings: Settings, versions: list[PublishedVersion], advance: Advance
+    settings: Settings,
+    versions: list[PublishedVersion],
+    advance: Advance,
+    *,
+    alive: Callable[[], None],
 ) -> tuple[list[Result], dict[str, Result]]:
     """Every sample of every version, and for the first ones a twin that skips the cache."""
     with Producer(settings) as producer:
@@ -224,8 +230,17 @@ def _run_jobs(
             twins[handles[index].id] = producer.submit(str(version.ref), variables, use_cache=False)
         everything = [*handles, *twins.values()]
         advance(0, len(everything))
-        for done, _ in enumerate(producer.wait(everything, timeout=WAIT_S), start=1):
-            advance(done, len(everything))
+        waiting = {handle.id: handle for handle in everything}
+        give_up = time.monotonic() + WAIT_S
+        while waiting:
+            alive()
+            try:
+                for handle in producer.wait(list(waiting.values()), timeout=LOOK_S):
+                    del waiting[handle.id]
+                    advance(len(everything) - len(waiting), len(everything))
+            except TimedOut:
+                if time.monotonic() > give_up:
+                    raise
         results = [handle.outcome(timeout=1) for handle in handles]
         uncached = {job_id: twin.outcome(timeout=1) for job_id, twin in twins.items()}
     return results, uncached

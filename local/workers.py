@@ -84,11 +84,7 @@ class WorkerProcess:
         deadline = time.monotonic() + self._ready_s
         try:
             while time.monotonic() < deadline:
-                if process.poll() is not None:
-                    raise PrefillqError(
-                        f"the worker ended with exit code {process.returncode}",
-                        given=self.log_tail(),
-                    )
+                self.check_alive()
                 for description in list_workers(client, self._settings):
                     if (description["host"], description["pid"]) == me:
                         return description
@@ -100,6 +96,14 @@ class WorkerProcess:
             expected=f"within {self._ready_s:g} s",
             given=self.log_tail(),
         )
+
+    def check_alive(self) -> None:
+        """Raise PrefillqError, with the end of its log, when the process has ended."""
+        process = self._running()
+        if process.poll() is not None:
+            raise PrefillqError(
+                f"the worker ended with exit code {process.returncode}", given=self.log_tail()
+            )
 
     def stop(self, *, grace_s: float = 60.0) -> int:
         """SIGTERM, then SIGKILL after `grace_s`; returns the exit code."""

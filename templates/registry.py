@@ -86,7 +86,7 @@ class Registry:
         self._settings = settings
         self._publish = client.register_script(script_source("publish"))
         self._label = client.register_script(script_source("label"))
-        self._kept: OrderedDict[str, PublishedVersion] = OrderedDict()  # by digest
+        self._kept: OrderedDict[VersionRef, PublishedVersion] = OrderedDict()
         self._lock = threading.Lock()
 
     def publish(
@@ -101,12 +101,13 @@ class Registry:
         with errors_explained(self._settings):
             # First, so that whatever is published is found by the workers.
             self._client.sadd(keys.TENANTS, tenant)
+            known = self._client.hget(keys.numbers(tenant, name), digest)
             for _ in range(_PUBLISH_TRIES):
                 version = PublishedVersion(
                     ref=VersionRef(
                         tenant=tenant,
                         template=name,
-                        version=self._count(tenant, name) + 1,
+                        version=self._count(tenant, name) + 1 if known is None else int(known),
                         digest=digest,
                     ),
                     spec=spec,
@@ -150,8 +151,8 @@ class Registry:
     def get(self, ref: VersionRef) -> PublishedVersion:
         """A version, from this process if it was read before. Raises NotFound."""
         with self._lock:
-            if kept := self._kept.get(ref.digest):
-                self._kept.move_to_end(ref.digest)
+            if kept := self._kept.get(ref):
+                self._kept.move_to_end(ref)
                 return kept
         with errors_explained(self._settings):
             data = self._client.get(keys.version(ref.tenant, ref.template, ref.digest))
@@ -162,8 +163,11 @@ class Registry:
                 remedy="Publish the template again: the same content gives the same digest.",
             )
         version = PublishedVersion.from_plain(unpack(data))
+        if version.ref != ref:
+            # A digest alone opens nothing: a reference must name the tenant it belongs to.
+            raise NotFound(f"{ref} is not in this Redis", given=f"what is stored is {version.ref}")
         with self._lock:
-            self._kept[ref.digest] = version
+            self._kept[ref] = version
             while len(self._kept) > _KEPT_VERSIONS:
                 self._kept.popitem(last=False)
         return version

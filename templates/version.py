@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from contract.canonical import digest
+from contract.errors import CodecError
 from contract.model_folder import ModelFolder
 from contract.types import VersionRef
 from templates.compiled import CompiledTemplate
@@ -38,7 +39,20 @@ class PublishedVersion:
         }
 
     @classmethod
-    def from_plain(cls, data: Mapping[str, Any]) -> Self:
+    def from_plain(cls, data: object) -> Self:
+        """The inverse of `to_plain`. Raises CodecError or SpecInvalid for anything else."""
+        try:
+            return cls._from_mapping(cast(Mapping[str, Any], data))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CodecError(
+                "a stored template version cannot be read",
+                given=f"{type(error).__name__}: {error}"[:120],
+                expected="what this release of prefillq publishes",
+                remedy="Publish the template again.",
+            ) from error
+
+    @classmethod
+    def _from_mapping(cls, data: Mapping[str, Any]) -> Self:
         return cls(
             ref=VersionRef(
                 tenant=data["tenant"],

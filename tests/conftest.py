@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import NoReturn
 
 import pytest
 import redis
+import structlog
 
 from contract.errors import PrefillqError
 from contract.model_folder import ModelFolder, read_model_folder
@@ -81,3 +83,15 @@ def tiny_llama(smollm2: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -
     """A small random Llama with SmolLM2's tokenizer."""
     folder = tmp_path_factory.mktemp("tiny-llama")
     return make_tiny_llama(folder, tokenizer_from=smollm2.path)
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """Log set-up is global; a test that changes it leaves it as it was."""
+    root = logging.getLogger()
+    handlers, level, config = root.handlers[:], root.level, structlog.get_config()
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.configure(**config)
+    structlog.contextvars.clear_contextvars()

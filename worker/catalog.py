@@ -44,8 +44,9 @@ class Catalog:
         self._registry = registry
         self._model_digest = model_digest
         self._patterns = tuple(check_pattern(pattern) for pattern in patterns) or ("*/*",)
-        # Versions are immutable, so what was once learned of a digest stays true.
-        self._model_of: dict[str, str] = {}
+        # Versions are immutable, so what was once learned of one stays true.
+        self._model_of: dict[VersionRef, str] = {}
+        self._skipped: set[VersionRef] = set()  # logged once, and tried again each time
 
     def refresh(self) -> list[Served]:
         """All templates that match and have a version for this worker's model, sorted."""
@@ -86,17 +87,19 @@ class Catalog:
         ]
 
     def _fits(self, ref: VersionRef) -> bool:
-        if ref.digest not in self._model_of:
+        if ref not in self._model_of:
             try:
-                self._model_of[ref.digest] = self._registry.get(ref).model_digest
+                self._model_of[ref] = self._registry.get(ref).model_digest
             except (RedisUnreachable, RedisRefused):
                 raise
             except PrefillqError as error:
                 # One unreadable version, of a newer release perhaps, must not keep the others
                 # from being served.
-                log.warning("version_skipped", version=str(ref), error=str(error))
-                self._model_of[ref.digest] = ""
-        return self._model_of[ref.digest] == self._model_digest
+                if ref not in self._skipped:
+                    self._skipped.add(ref)
+                    log.warning("version_skipped", version=str(ref), error=str(error))
+                return False
+        return self._model_of[ref] == self._model_digest
 
 
 def check_pattern(pattern: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import Any, Literal
 
 import click
 
-from contract.console import emit_json, json_option, note, option
+from contract.console import emit_json, emit_table, json_option, note, one_line, option
 from contract.logs import configure_logs
 from contract.redis_client import connect
 from contract.settings import GIB, KIB, MIB, Settings
@@ -131,31 +130,30 @@ def list_command(settings: Settings, *, as_json: bool) -> None:
     if not workers:
         note(f"no worker has reported in the last {EXPIRES_S} s")
         return
-    from rich.console import Console
+    for description in workers:
+        _show(description)
 
-    Console(file=sys.stdout).print(*(_table(description) for description in workers))
 
-
-def _table(description: dict[str, Any]) -> Any:
-    from rich.table import Table
-
+def _show(description: dict[str, Any]) -> None:
     cache = description["cache"]
-    table = Table(
-        title=f"{description['id']}  {description['model']} on {description['device']}"
-        f" ({description['dtype']}, {description['engine']})",
-        caption=f"{len(description['templates'])} templates, {description['running']} running, "
+    click.echo(
+        f"{description['id']}  {one_line(description['model'])} on {description['device']}"
+        f" ({description['dtype']}, {description['engine']}), "
+        f"{len(description['templates'])} templates, {description['running']} running, "
         f"cache {cache['bytes'] / MIB:.0f} of {cache['max_bytes'] / MIB:.0f} MiB, "
-        f"{cache['hits']} hits, {cache['misses']} misses",
-        title_justify="left",
+        f"{cache['hits']} hits, {cache['misses']} misses"
     )
-    for column in ("version", "prefix tokens", "MiB", "prefill s", "cached = uncached"):
-        table.add_column(column, justify="left" if column == "version" else "right")
-    for version in description["versions"]:
-        table.add_row(
-            version["version"],
-            str(version["prefix_tokens"]),
-            f"{version['bytes'] / MIB:.1f}",
-            f"{version['prefill_s']:.2f}",
-            f"{version['parity']} ({version['parity_tokens']} tokens)",
-        )
-    return table
+    emit_table(
+        ("version", "prefix tokens", "MiB", "in cache", "prefill s", "cached against uncached"),
+        [
+            (
+                version["version"],
+                version["prefix_tokens"],
+                f"{version['bytes'] / MIB:.1f}",
+                "yes" if version["cached"] else "no",
+                f"{version['prefill_s']:.2f}",
+                f"{version['parity']} ({version['parity_tokens']} tokens)",
+            )
+            for version in description["versions"]
+        ],
+    )

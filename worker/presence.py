@@ -7,9 +7,13 @@ from typing import Any
 
 from contract import keys
 from contract.codec import pack, unpack
+from contract.errors import CodecError
+from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained, text
 from contract.settings import Settings
 from worker.periodic import Periodic
+
+log = get_logger(__name__)
 
 INTERVAL_S = 2.0
 EXPIRES_S = 10  # a killed worker is off the list after this
@@ -59,4 +63,17 @@ def list_workers(client: Client, settings: Settings) -> list[dict[str, Any]]:
     with errors_explained(settings):
         ids = sorted(text(worker_id) for worker_id in client.zrange(keys.WORKERS, 0, -1))
         bodies = client.mget([keys.worker(worker_id) for worker_id in ids]) if ids else []
-    return [unpack(body) for body in bodies if isinstance(body, bytes)]
+    reports = [_read(worker_id, body) for worker_id, body in zip(ids, bodies, strict=True)]
+    return [report for report in reports if report is not None]
+
+
+def _read(worker_id: str, body: bytes | str | None) -> dict[str, Any] | None:
+    """One worker's report; None when it expired or is no report, which hides that one only."""
+    if not isinstance(body, bytes):
+        return None
+    try:
+        report = unpack(body)
+    except CodecError as error:
+        log.warning("report_unreadable", worker=worker_id, error=str(error))
+        return None
+    return report if isinstance(report, dict) else None

@@ -12,9 +12,16 @@
 -- ARGV[5]  label that a template's first version gets
 --
 -- Returns {'known', number}, {'created'}, or {'taken'} if the number was given away meanwhile.
+-- A known version that was lost is written anew when ARGV[2] is its number.
 
 local known = redis.call('HGET', KEYS[1], ARGV[1])
-if known then return {'known', known} end
+if known then
+  -- Whole again, should the version have been lost; the number it was given stays.
+  if redis.call('EXISTS', KEYS[3]) == 0 and known == ARGV[2] then
+    redis.call('SET', KEYS[3], ARGV[3])
+  end
+  return {'known', known}
+end
 if redis.call('HLEN', KEYS[2]) + 1 ~= tonumber(ARGV[2]) then return {'taken'} end
 
 redis.call('SET', KEYS[3], ARGV[3])

@@ -11,7 +11,7 @@ import pytest
 from contract import keys
 from contract.errors import Conflict, InvalidInput, NotFound
 from contract.ids import parse_address
-from contract.redis_client import connect
+from contract.redis_client import Client, connect
 from contract.settings import Settings
 from contract.types import VersionRef
 from templates import registry as registry_module
@@ -152,7 +152,7 @@ def test_kept_versions_are_bounded(registry: Registry, monkeypatch: pytest.Monke
     refs = [publish(registry, text=f"Text {index}: ") for index in range(3)]
     for ref in (refs[0], refs[1], refs[0], refs[2]):
         registry.get(ref)
-    assert list(registry._kept) == [refs[0].digest, refs[2].digest]
+    assert list(registry._kept) == [refs[0], refs[2]]
 
 
 def test_lists_show_templates_versions_and_labels(registry: Registry) -> None:
@@ -212,3 +212,31 @@ def test_publishing_writes_nothing_outside_the_tenant_but_its_name(
     assert client.smembers(keys.TENANTS) == {b"acme"}
     others = [key for key in client.keys("*") if not key.startswith(b"pq:acme:")]
     assert others == [keys.TENANTS.encode()]
+
+
+def test_a_digest_of_another_tenant_opens_nothing(registry: Registry, client: Client) -> None:
+    """Invariant 8: also in a process that has read the version under its own tenant before."""
+    ref = publish(registry)
+    registry.get(ref)
+    stolen = replace(ref, tenant="evil", template="mine")
+    with pytest.raises(NotFound):
+        registry.get(stolen)
+    body = client.get(keys.version(ref.tenant, ref.template, ref.digest))
+    client.set(keys.version("evil", "mine", ref.digest), body)
+    with pytest.raises(NotFound):
+        registry.get(stolen)
+
+
+def test_a_lost_version_is_whole_again_after_publishing_the_same_content(
+    registry: Registry, client: Client, settings: Settings
+) -> None:
+    """What the error says to do works, and the version keeps its number and labels."""
+    ref = publish(registry)
+    publish(registry, text="Other: ")
+    client.delete(keys.version(ref.tenant, ref.template, ref.digest))
+    fresh = Registry(client, settings)
+    with pytest.raises(NotFound):
+        fresh.get(ref)
+    assert publish(fresh) == ref
+    assert fresh.get(ref).ref == ref
+    assert fresh.labels("acme", "triage") == {"production": 1}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,16 +20,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """Log set-up is global; whatever ran before finds its own again."""
-    root = logging.getLogger()
-    handlers, level, config = root.handlers[:], root.level, structlog.get_config()
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.configure(**config)
-    structlog.contextvars.clear_contextvars()
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:

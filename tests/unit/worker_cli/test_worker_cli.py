@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ DESCRIPTION: dict[str, Any] = {
             "bytes": 3 * MIB,
             "prefill_s": 1.234,
             "parity": "identical",
+            "cached": True,
             "parity_tokens": 16,
             "max_logit_error": 0.0,
         }
@@ -259,10 +261,11 @@ def test_list_shows_each_worker_and_its_versions(monkeypatch: pytest.MonkeyPatch
     ):
         assert shown in words
     (row,) = [line for line in done.stdout.splitlines() if "acme/notes@12" in line]
-    assert [cell.strip() for cell in row.strip("│ ").split("│")] == [
+    assert re.split(r"  +", row.strip()) == [
         "acme/notes@12",
         "671",
         "3.0",
+        "yes",
         "1.23",
         "identical (16 tokens)",
     ]

@@ -334,6 +334,7 @@ def test_cancel_while_running_stops_between_steps(
     assert stack.store.get(job_id).state is JobState.CANCELLED
 
 
+@pytest.mark.usefixtures("logging_as_before")
 def test_variables_and_text_are_not_in_the_log(
     make_stack: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
