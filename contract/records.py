@@ -210,12 +210,19 @@ class RedisJobStore:
             ]
             for job_id, _ in late:
                 pipe.hget(keys.job(job_id), "queue")
-            queues = pipe.execute() if late else []
-        return [
-            Doorbell(job_id=job_id, queue=text(queue), state=state)
-            for (job_id, state), queue in zip(late, queues, strict=True)
-            if queue is not None
-        ]
+            # A damaged record's error stands in its place and must not hide the others.
+            queues = pipe.execute(raise_on_error=False) if late else []
+            bells, lost = [], []
+            for (job_id, state), queue in zip(late, queues, strict=True):
+                if isinstance(queue, bytes):
+                    bells.append(Doorbell(job_id=job_id, queue=text(queue), state=state))
+                else:
+                    lost.append(job_id)
+            if lost:  # no record, or no record of ours: nothing is left to ring for
+                pipe.zrem(keys.running(tenant), *lost)
+                pipe.zrem(keys.queued(tenant), *lost)
+                pipe.execute()
+        return bells
 
     def release(self, job_id: str, fence: int) -> bool:
         with errors_explained(self._settings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +23,10 @@ from tests.support.tiny import make_tiny_llama
 from worker.openmp import wait_passively
 
 wait_passively()  # the suite's workers and its own torch share the cores
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background jobs that way, and the commands under test would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 REAL_MODEL = "smollm2-135m-instruct"
 # A database of its own on a Redis that is shared: tests empty it.
 TEST_DATABASE = 15

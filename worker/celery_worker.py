@@ -16,7 +16,7 @@ from celery.exceptions import Reject
 from celery.worker.request import Request
 
 from contract.celery_app import TASK_NAME, make_celery, make_queue, ring
-from contract.errors import InvalidInput, PrefillqError
+from contract.errors import PrefillqError, RedisUnreachable
 from contract.logs import get_logger
 from worker.service import WorkerService
 
@@ -44,13 +44,14 @@ def register_task(app: Celery, service: WorkerService) -> None:
     def run(self: Task, job_id: str) -> None:
         try:
             service.runner.run(job_id, delivery_tag=self.request.delivery_info.get("tag"))
-        except InvalidInput as error:
-            # Not an id of ours: a message that somebody pushed by hand.
-            log.warning("message_refused", job_id=repr(job_id)[:100], error=str(error))
-        except PrefillqError as error:
+        except RedisUnreachable as error:
             # Back to the queue: the job is as it was, and this message is its doorbell.
             log.warning("message_requeued", job_id=job_id, error=str(error))
             raise Reject(str(error), requeue=True) from error
+        except PrefillqError as error:
+            # No job id, a damaged record, a Redis that is full: requeued at once it would come
+            # back at once. If there is a job behind it, the janitor rings again.
+            log.warning("message_refused", job_id=repr(job_id)[:100], error=str(error))
 
 
 class ModelStep(bootsteps.StartStopStep):  # type: ignore[misc]

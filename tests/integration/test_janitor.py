@@ -122,3 +122,14 @@ def test_a_sweep_is_bounded(rig: Rig) -> None:
         rig.submit()
     _until_overdue()
     assert rig.sweep() == LIMIT
+
+
+def test_a_damaged_record_hides_no_other_and_leaves_the_index(rig: Rig) -> None:
+    """A record that is gone or is no hash is dropped from the index; the rest is rung for."""
+    gone, other_type, whole = rig.submit(), rig.submit(), rig.submit()
+    rig.client.delete(keys.job(gone), keys.job(other_type))
+    rig.client.set(keys.job(other_type), "x")
+    _until_overdue()
+    assert rig.sweep() == 1
+    assert rig.rung == [(QUEUE, whole)]
+    assert rig.client.zrange(keys.queued("acme"), 0, -1) == [whole.encode()]
