@@ -23,7 +23,9 @@ def make_celery(settings: Settings) -> Celery:
     """A configured app without tasks; `worker.celery_worker` registers the one there is."""
     from celery import Celery  # imported late: `import producer` must stay fast
 
-    app = Celery("prefillq", broker=settings.redis_url, set_as_current=False)
+    # kombu has a spelling of its own for sockets in the file system.
+    broker = settings.redis_url.replace("unix://", "redis+socket://", 1)
+    app = Celery("prefillq", broker=broker, set_as_current=False)
     app.conf.update(
         # msgpack only: no pickle, and JSON would change some values silently.
         task_serializer="msgpack",

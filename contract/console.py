@@ -49,7 +49,10 @@ def json_wanted(ctx: click.Context) -> bool:
 
 def emit_json(value: object) -> None:
     """One line of JSON on stdout."""
-    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if not text.isascii() and text != text.encode("utf-8", "replace").decode("utf-8"):
+        text = json.dumps(value, allow_nan=False)  # a lone surrogate can only be escaped
+    click.echo(text)
 
 
 def note(text: str) -> None:

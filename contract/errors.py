@@ -33,13 +33,17 @@ class PrefillqError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
+        return f"{self.without_remedy} {self.remedy}" if self.remedy else self.without_remedy
+
+    @property
+    def without_remedy(self) -> str:
+        """The problem, what was given and what was expected, in one sentence."""
         parts = [self.problem.rstrip(".")]
         if self.given is not None:
             parts.append(f"given: {self.given}")
         if self.expected is not None:
             parts.append(f"expected: {self.expected}")
-        text = "; ".join(parts) + "."
-        return f"{text} {self.remedy}" if self.remedy else text
+        return "; ".join(parts) + "."
 
     def to_dict(self) -> dict[str, object]:
         """The error as plain data, for `--json`."""

@@ -27,7 +27,9 @@ def configure_logs(
     ]
     renderer: list[structlog.typing.Processor]
     if out.isatty() and not force_json:
-        renderer = [structlog.dev.ConsoleRenderer()]
+        # Plain: the rich traceback prints local variables, and those hold what users wrote.
+        plain = structlog.dev.plain_traceback
+        renderer = [structlog.dev.ConsoleRenderer(exception_formatter=plain)]
     else:
         renderer = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     formatter = structlog.stdlib.ProcessorFormatter(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from contract.codec import pack, unpack
+from contract.errors import CodecError
 from contract.ids import tenant_of
 from contract.job_store import JobView, end_without_result, with_commit_time
 from contract.redis_client import text
@@ -45,7 +46,14 @@ def pairs(flat: Sequence[bytes]) -> Hash:
 
 
 def job_of(job_id: str, record: Hash) -> Job:
-    """The job inside a record."""
+    """The job inside a record. Raises CodecError when the record is damaged."""
+    try:
+        return _job_of(job_id, record)
+    except (KeyError, ValueError, TypeError) as error:
+        raise _damaged(job_id, error) from error
+
+
+def _job_of(job_id: str, record: Hash) -> Job:
     return Job(
         id=job_id,
         ref=VersionRef(
@@ -65,7 +73,17 @@ def job_of(job_id: str, record: Hash) -> Job:
 
 
 def view_of(job_id: str, record: Hash) -> JobView:
-    """What a reader sees of a record; a job that ended without a run gets a result made here."""
+    """What a reader sees of a record; a job that ended without a run gets a result made here.
+
+    Raises CodecError when the record is damaged.
+    """
+    try:
+        return _view_of(job_id, record)
+    except (KeyError, ValueError, TypeError) as error:
+        raise _damaged(job_id, error) from error
+
+
+def _view_of(job_id: str, record: Hash) -> JobView:
     job, state = job_of(job_id, record), JobState(text(record[b"state"]))
     worker = text(record.get(b"worker", b""))
     finished_at = float(record[b"finished_at"]) if state.ended else None
@@ -82,4 +100,12 @@ def view_of(job_id: str, record: Hash) -> JobView:
         finished_at=finished_at,
         result=result,
         cancel_requested=record.get(b"cancel_requested") == b"1",
+    )
+
+
+def _damaged(job_id: str, error: Exception) -> CodecError:
+    return CodecError(
+        "a job's record is damaged",
+        given=f"{job_id}: {type(error).__name__} {error}"[:160],
+        expected="a record as prefillq writes it",
     )

@@ -19,6 +19,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ConnectionError as RedisConnectionError,
     NoPermissionError,
+    OutOfMemoryError,
     RedisError,
     ResponseError,
     TimeoutError as RedisTimeoutError,
@@ -34,11 +35,11 @@ Client = redis.Redis
 def connect(settings: Settings, *, timeout_s: float | None = None) -> Client:
     """A client for `settings.redis_url`; nothing is sent before the first command."""
     seconds = settings.redis_timeout_s if timeout_s is None else timeout_s
+    over_tcp = not settings.redis_url.startswith("unix")
     return redis.Redis.from_url(
         settings.redis_url,
         socket_timeout=seconds,
-        socket_connect_timeout=seconds,
-        socket_keepalive=None if settings.redis_url.startswith("unix") else True,
+        **({"socket_connect_timeout": seconds, "socket_keepalive": True} if over_tcp else {}),
         retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         health_check_interval=30,
         client_name="prefillq",
@@ -81,7 +82,7 @@ def errors_explained(settings: Settings) -> Iterator[None]:
         text = str(error)
         remedy = (
             "Raise maxmemory or drop old results; nothing was written."
-            if text.startswith("OOM")
+            if isinstance(error, OutOfMemoryError)
             else "See the Redis log."
         )
         raise RedisRefused("Redis refused a command", given=text[:200], remedy=remedy) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Self
+from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import Field, ValidationError, field_validator
@@ -17,7 +18,7 @@ from contract.errors import SettingsError
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+YEAR_S = 366 * 86_400.0
 
 
 class Settings(BaseSettings):
@@ -29,16 +30,16 @@ class Settings(BaseSettings):
     cache_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("prefillq")))
 
     # How long a client waits for Redis before it says so (a submit is at most a few calls).
-    redis_timeout_s: Seconds = 2.0
+    redis_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 2.0
 
     # A running job is its worker's while the lease lasts; it is renewed every quarter of it.
     lease_s: Annotated[float, Field(ge=4, le=3600)] = 60.0
 
     # Records and results are kept this long after the job ended.
-    result_ttl_s: Annotated[float, Field(ge=1)] = 24 * 3600.0
+    result_ttl_s: Annotated[float, Field(ge=1, le=YEAR_S)] = 24 * 3600.0
 
     # A job whose template sets no deadline may wait and run this long.
-    default_deadline_s: Seconds = 24 * 3600.0
+    default_deadline_s: Annotated[float, Field(gt=0, le=YEAR_S)] = 24 * 3600.0
 
     max_variables_bytes: Annotated[int, Field(ge=1, le=64 * MIB)] = 1 * MIB
     max_result_bytes: Annotated[int, Field(ge=KIB, le=64 * MIB)] = 2 * MIB
@@ -48,6 +49,13 @@ class Settings(BaseSettings):
     def _known_scheme(cls, value: str) -> str:
         if not value.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("expected redis://, rediss:// or unix://")
+        try:
+            urlsplit(value).port  # noqa: B018 - reading it is what checks it
+        except ValueError:
+            # Without the cause: it quotes the URL, which may hold a password.
+            raise ValueError(
+                "a URL whose port is a number; percent-encode /, # and ? in a password"
+            ) from None
         return value
 
     @property
@@ -69,7 +77,8 @@ class Settings(BaseSettings):
             name = ".".join(str(part) for part in first["loc"])
             raise SettingsError(
                 f"setting {name} cannot be used",
-                given=repr(first["input"])[:80],
+                # A URL may hold a password, also one that is no URL.
+                given="(not shown)" if name == "redis_url" else repr(first["input"])[:80],
                 expected=first["msg"],
                 remedy=f"Set PREFILLQ_{name.upper()} or the option of that name.",
-            ) from error
+            ) from (None if name == "redis_url" else error)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Protocol, TypeVar
 
 from contract.canonical import digest
+from contract.codec import check_plain
 from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError, SpecInvalid
 from contract.ids import parse_address
 from contract.types import JobState, Result
@@ -245,6 +246,7 @@ def run_batch(
 def _id(data: Mapping[str, Any]) -> str | int | None:
     value = data.get("id")
     if value is None or isinstance(value, str | int):
+        check_plain(value, path="id")
         return value
     raise InvalidInput("id is neither text nor integer", given=json.dumps(value)[:80])
 

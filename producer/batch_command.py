@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -176,6 +178,8 @@ def _locked(out: Path) -> Iterator[IO[bytes]]:
             "the output file cannot be written", given=f"{out}: {error.strerror}"
         ) from error
     with file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InvalidInput("the output is no regular file", given=out)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -81,7 +81,9 @@ class Watcher:
     def _next(self, wait: _Wait, give_up: float | None, pending: set[str], total: int) -> str:
         try:
             item = wait.get(
-                timeout=None if give_up is None else max(0.0, give_up - time.monotonic())
+                timeout=None
+                if give_up is None
+                else min(max(0.0, give_up - time.monotonic()), threading.TIMEOUT_MAX)
             )
         except queue.Empty:
             if self._trouble is not None:

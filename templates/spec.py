@@ -22,6 +22,7 @@ from pydantic import (
 from contract.codec import check_plain
 from contract.errors import InvalidInput, SpecInvalid
 from contract.ids import check_name
+from contract.job_store import MAX_DEADLINE_S
 from templates.placeholders import variables_in
 
 MAX_SPEC_BYTES = 4 * 2**20
@@ -71,7 +72,7 @@ class GenerationSpec(_Strict):
 class LimitsSpec(_Strict):
     """`deadline_s` counts from submit; a job past it ends as expired (see README, limits)."""
 
-    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    deadline_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
     max_queue: Annotated[int, Field(ge=1)] | None = None
 
 

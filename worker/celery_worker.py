@@ -18,6 +18,7 @@ from celery.worker.request import Request
 from contract.celery_app import TASK_NAME, make_celery, make_queue, ring
 from contract.errors import PrefillqError, RedisUnreachable
 from contract.logs import get_logger
+from worker import transport
 from worker.service import WorkerService
 
 log = get_logger(__name__)
@@ -41,7 +42,11 @@ def register_task(app: Celery, service: WorkerService) -> None:
     """The one task there is: run the job whose id came in."""
 
     @app.task(name=TASK_NAME, base=TaggedTask, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
-    def run(self: Task, job_id: str) -> None:
+    def run(self: Task, *args: object, **kwargs: object) -> None:
+        job_id = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(job_id, str):
+            log.warning("message_refused", error="the task takes one argument, a job's id")
+            return
         try:
             service.runner.run(job_id, delivery_tag=self.request.delivery_info.get("tag"))
         except RedisUnreachable as error:
@@ -105,6 +110,7 @@ class CatalogStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def run_worker(service: WorkerService, *, log_level: str) -> int:
     """Run until told to stop; returns the exit code. Raises what loading the model raised."""
+    transport.install()
     app = make_celery(service.settings)
     app.prefillq_service = service
     register_task(app, service)

@@ -53,7 +53,9 @@ def failed(
 
 def failed_with(error: PrefillqError, *, cache: CacheInfo = NOT_RUN, tokens: int = 0) -> Answer:
     """`failed` from one of our own errors, whose text is fit for a result."""
-    return failed(error.code, str(error), remedy=error.remedy, cache=cache, prompt_tokens=tokens)
+    return failed(
+        error.code, error.without_remedy, remedy=error.remedy, cache=cache, prompt_tokens=tokens
+    )
 
 
 def stopped(reason: str, answer: Answer | None = None) -> Answer:

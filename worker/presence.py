@@ -7,7 +7,7 @@ from typing import Any
 
 from contract import keys
 from contract.codec import pack, unpack
-from contract.errors import CodecError
+from contract.errors import CodecError, RedisRefused
 from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained, text
 from contract.settings import Settings
@@ -37,7 +37,11 @@ class Presence:
         self._thread = Periodic("presence", self.report, interval_s=INTERVAL_S)
 
     def start(self) -> None:
-        self.report()
+        try:
+            self.report()
+        except RedisRefused as error:
+            # A full Redis is no reason not to work; the next report may be taken.
+            log.warning("report_refused", error=str(error))
         self._thread.start()
 
     def stop(self) -> None:

@@ -251,14 +251,15 @@ def test_killed_workers_job_is_run_again_by_another(
     assert result.attempt == 2
 
 
-def test_message_of_another_serializer_is_refused_and_nothing_runs(
+def test_messages_pushed_by_hand_are_refused_and_nothing_runs(
     producer: Producer,
+    client: Client,
     registry: Registry,
     settings: Settings,
     tiny_llama: ModelFolder,
     start_worker: Start,
 ) -> None:
-    """Case Q11: a JSON message pushed by hand is logged and dropped; the worker goes on."""
+    """Case Q11: other serializers, other tasks and no messages at all; the worker goes on."""
     version = publish(registry, make_spec("safe"), tiny_llama)
     worker = start_worker()
     app = make_celery(settings)
@@ -266,13 +267,21 @@ def test_message_of_another_serializer_is_refused_and_nothing_runs(
     for serializer in ("json", "pickle"):
         app.send_task("prefillq.run", args=("x",), queue=queue, serializer=serializer)
     app.send_task("os.system", args=("true",), queue=queue)
+    for args in ((5,), (), ("x", "y"), (["x"],)):
+        app.send_task("prefillq.run", args=args, queue=queue)
     app.close()
+    for entry in (b"[]", b"null", b"garbage", b'{"body": 5}', b"\xff\x00"):
+        client.lpush(keys.messages(queue.name), entry)
     assert producer.submit("acme/safe", {"note": "hello"}).result(timeout=30).ref == version.ref
-    worker.stop()  # the log line of a job comes after its commit
+    assert worker.stop() == 0  # the log line of a job comes after its commit
     log = worker.log_path.read_text("utf-8")
     assert log.count("Refusing to deserialize") >= 2
     assert "os.system" in log
     assert len(_log_lines(worker.log_path, "job_finished")) == 1
+    # Four are no messages to kombu; the fifth is one, that Celery knows nothing to do with.
+    assert len(_log_lines(worker.log_path, "message_unreadable")) == 4
+    assert client.llen(keys.messages(queue.name)) == 0
+    assert len(_log_lines(worker.log_path, "message_refused")) == 4
 
 
 def test_unloadable_model_ends_the_worker_with_a_clear_error(

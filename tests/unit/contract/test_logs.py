@@ -128,3 +128,21 @@ def test_stderr_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out == ""
     assert json.loads(captured.err)["event"] == "talk"
+
+
+def test_local_variables_are_not_in_a_terminals_traceback() -> None:
+    """A traceback shows where, not what: locals hold what users wrote."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    configure_logs(stream=stream)
+    try:
+        variables = {"note": "marker-5521"}
+        int("not a number", base=len(variables) + 9)
+    except ValueError:
+        get_logger("test.ours").exception("job_crashed")
+    assert "ValueError" in stream.getvalue()
+    assert "marker-5521" not in stream.getvalue()
