@@ -9,7 +9,7 @@ tries again.
 from __future__ import annotations
 
 from queue import Empty
-from typing import Any
+from typing import Any, ClassVar
 
 from kombu import transport
 from kombu.transport import redis as kombu_redis
@@ -38,12 +38,16 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]
     """`redis://` in a worker."""
 
     Channel = Channel
-    connection_errors: tuple[type[Exception], ...]
+    # Read off the class by Celery, off the instance by kombu.
+    connection_errors: ClassVar[tuple[type[Exception], ...]] = (
+        *kombu_redis.Transport.connection_errors,
+        OutOfMemoryError,
+        ReadOnlyError,
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        known: tuple[type[Exception], ...] = self.connection_errors
-        self.connection_errors = (*known, OutOfMemoryError, ReadOnlyError)
+        self.connection_errors = type(self).connection_errors  # type: ignore[misc]
 
 
 def install() -> None:
