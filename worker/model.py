@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from contract.errors import ModelError
 from contract.model_folder import ModelFolder
 from templates.tokenizer import TemplateTokenizer
+from worker.quiet import without_bars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,36 +39,9 @@ def load_model(folder: ModelFolder, *, device: torch.device, dtype: torch.dtype)
     Raises ModelError when it cannot be read, is an encoder-decoder, or lacks weights that
     Transformers would otherwise fill with random numbers.
     """
-    if not sys.stderr.isatty():  # bars are for people
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        config = AutoConfig.from_pretrained(
-            folder.path, local_files_only=True, trust_remote_code=False
-        )
-        if config.is_encoder_decoder:
-            raise ModelError(
-                f"model {folder.name} is an encoder-decoder, which has no prompt prefix to cache",
-                given=folder.architecture,
-                expected="a decoder-only language model",
-            )
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder.path,
-            config=config,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-        module, report = loaded
-        lacking = sorted(report["missing_keys"]) + sorted(str(k) for k in report["mismatched_keys"])
-        if lacking:
-            raise ModelError(
-                f"model {folder.name} lacks weights",
-                given=f"{len(lacking)} missing or of another shape, the first: {lacking[0]}",
-                expected=f"all weights of {folder.architecture}",
-                remedy="Fetch it again with 'prefillq models fetch'.",
-            )
+        with nullcontext() if sys.stderr.isatty() else without_bars():  # bars are for people
+            module = _read(folder, dtype)
         module = module.to(device).eval()
     except (
         OSError,
@@ -91,3 +65,32 @@ def load_model(folder: ModelFolder, *, device: torch.device, dtype: torch.dtype)
         device=device,
         dtype=dtype,
     )
+
+
+def _read(folder: ModelFolder, dtype: torch.dtype) -> Any:
+    config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+    if config.is_encoder_decoder:
+        raise ModelError(
+            f"model {folder.name} is an encoder-decoder, which has no prompt prefix to cache",
+            given=folder.architecture,
+            expected="a decoder-only language model",
+        )
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder.path,
+        config=config,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    module, report = loaded
+    lacking = sorted(report["missing_keys"]) + sorted(str(k) for k in report["mismatched_keys"])
+    if lacking:
+        raise ModelError(
+            f"model {folder.name} lacks weights",
+            given=f"{len(lacking)} missing or of another shape, the first: {lacking[0]}",
+            expected=f"all weights of {folder.architecture}",
+            remedy="Fetch it again with 'prefillq models fetch'.",
+        )
+    return module

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.models.progress import Progress
+from worker.quiet import without_bars
 
 # Grows when this module's output changes, so that older conversions are made again.
 RECIPE = 1
@@ -79,11 +80,11 @@ def _tamed_libraries(progress: Progress) -> Iterator[None]:
         progress("convert", len(tensors), len(tensors))
 
     logging: Any = transformers_logging  # without type hints
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
         with (
+            without_bars(),
             _replaced(loader, "tqdm", counted),
             _replaced(gguf, "GGUFReader", cache(gguf.GGUFReader)),
             _replaced(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
@@ -91,8 +92,6 @@ def _tamed_libraries(progress: Progress) -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -47,6 +47,18 @@ def load(folder: ModelFolder, dtype: torch.dtype = torch.float32) -> LoadedModel
     return load_model(folder, device=CPU, dtype=dtype)
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_progress_bars_are_left_as_they_were(
+    llama: ModelFolder, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading keeps its bars to itself and changes no setting of the process."""
+    from transformers.utils import logging
+
+    monkeypatch.setattr(logging, "_tqdm_active", shown)
+    load(llama)
+    assert logging.is_progress_bar_enabled() is shown
+
+
 def test_loads_ready_to_compute(llama: ModelFolder) -> None:
     """The model is in evaluation mode, of the asked dtype, with tied weights and its tokenizer."""
     loaded = load(llama, torch.bfloat16)

@@ -123,18 +123,22 @@ def test_digits_stand_alone_where_the_model_was_trained_so(
     assert tokenizer.encode(text).tokens == tokens
 
 
-def test_libraries_are_left_as_they_were(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shown", [True, False])
+def test_libraries_are_left_as_they_were(
+    tmp_path: Path, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is swapped during the conversion is back afterwards, also after an error."""
     from transformers import modeling_gguf_pytorch_utils as loader
     from transformers.utils import logging
 
+    monkeypatch.setattr(logging, "_tqdm_active", shown)
     before = (gguf.GGUFReader, gguf.get_tensor_name_map, loader.tqdm, logging.get_verbosity())
     (tmp_path / "broken.gguf").write_bytes(b"not GGUF at all")
     with pytest.raises(Exception, match=r"(?i)gguf|magic"):
         convert_gguf(tmp_path / "broken.gguf", tmp_path / "out", progress=lambda *_: None)
     after = (gguf.GGUFReader, gguf.get_tensor_name_map, loader.tqdm, logging.get_verbosity())
     assert after == before
-    assert logging.is_progress_bar_enabled()
+    assert logging.is_progress_bar_enabled() is shown
 
 
 @pytest.mark.model
