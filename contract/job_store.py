@@ -252,6 +252,7 @@ def fit_result(result: Result, size: int, limit: int) -> Result:
         status=JobState.FAILED,
         text="",
         choice=None,
+        probabilities={},
         token_ids=(),
         finish_reason="error",
         error=JobError(

@@ -141,6 +141,7 @@ class Result:
     status: JobState
     text: str = ""
     choice: str | None = None  # one of the template's output.choices
+    probabilities: Mapping[str, float] = field(default_factory=dict)  # of each, their sum 1
     token_ids: tuple[int, ...] = ()  # of the completion, the end-of-sequence id included
     finish_reason: FinishReason = "error"
     usage: Usage = field(default_factory=Usage)
@@ -164,6 +165,7 @@ class Result:
             "status": str(self.status),
             "text": self.text,
             "choice": self.choice,
+            "probabilities": dict(self.probabilities),
             "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
             "usage": self.usage.to_dict(),
@@ -193,6 +195,7 @@ class Result:
             status=JobState(data["status"]),
             text=data["text"],
             choice=data["choice"],
+            probabilities=data.get("probabilities", {}),  # results of older workers have none
             token_ids=tuple(data["token_ids"]),
             finish_reason=data["finish_reason"],
             usage=Usage.from_dict(data["usage"]),

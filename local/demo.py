@@ -157,7 +157,10 @@ def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
             )
         say("worker    starting: loads the model, prefills each version, checks it uncached")
         process = WorkerProcess(
-            settings, log_path=folder / "worker.log", options=["--warm", "all", "--json"]
+            settings,
+            log_path=folder / "worker.log",
+            # Nothing from disk: the demo is to show what a prefill costs, on every run.
+            options=["--warm", "all", "--disk-bytes", "0", "--json"],
         )
         stack.enter_context(process)
         description = process.wait_ready()

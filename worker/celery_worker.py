@@ -1,8 +1,8 @@
 """The Celery side of a worker: one task, and bootsteps that tie the service to Celery's life.
 
-Thread pools never fire `worker_process_init`, so the model is loaded by a bootstep of the
-worker; a bootstep of the consumer keeps the set of queues equal to what the catalog serves,
-also after the connection was lost and made again.
+A bootstep of the worker starts the service, whose model is loaded before; one of the consumer
+keeps the set of queues equal to what the catalog serves, also after the connection was lost and
+made again.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def register_task(app: Celery, service: WorkerService) -> None:
             log.warning("message_refused", job_id=repr(job_id)[:100], error=str(error))
 
 
-class ModelStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Loads the model before the consumer starts."""
+class ServiceStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Leases, presence, janitor and catalog run before the consumer starts."""
 
     requires: ClassVar[set[str]] = {"celery.worker.components:Pool"}
 
@@ -70,7 +70,6 @@ class ModelStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, parent: Worker) -> None:
         try:
-            self.service.load()
             self.service.start(ring=partial(ring, parent.app))
         except PrefillqError as error:
             # Celery would print a traceback and end with 1; the command says it better.
@@ -110,11 +109,13 @@ class CatalogStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def run_worker(service: WorkerService, *, log_level: str) -> int:
     """Run until told to stop; returns the exit code. Raises what loading the model raised."""
+    # Before Celery's worker: how many jobs it may take at once is what the engine can serve.
+    service.load()
     transport.install()
     app = make_celery(service.settings)
     app.prefillq_service = service
     register_task(app, service)
-    app.steps["worker"].add(ModelStep)
+    app.steps["worker"].add(ServiceStep)
     app.steps["consumer"].add(CatalogStep)
     worker = app.Worker(
         hostname=f"prefillq@{service.worker_id}",
@@ -130,7 +131,7 @@ def run_worker(service: WorkerService, *, log_level: str) -> int:
     try:
         worker.start()
     finally:
-        # Not in ModelStep.stop: bootsteps end in reverse order, and the leases of running jobs
+        # Not in ServiceStep.stop: bootsteps end in reverse order, and the leases of running jobs
         # must be renewed until the pool has let them finish.
         service.stop()
     if service.failure is not None:

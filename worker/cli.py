@@ -11,6 +11,7 @@ from contract.console import emit_json, emit_table, json_option, note, one_line,
 from contract.logs import configure_logs
 from contract.redis_client import connect
 from contract.settings import GIB, KIB, MIB, Settings
+from worker.engine.names import KERNELS, MODES, Auto, KernelName, Mode
 from worker.openmp import wait_passively
 from worker.options import DEFAULT_MODEL, WorkerOptions
 from worker.presence import EXPIRES_S, list_workers
@@ -62,11 +63,54 @@ def worker() -> None:
     help="Budget of the prefix cache.",
 )
 @option(
+    "--disk-bytes",
+    envvar="PREFILLQ_DISK_BYTES",
+    type=ByteSize(),
+    default="4G",
+    show_default=True,
+    help="Budget of the prefixes kept on disk for the next start; 0 keeps none.",
+)
+@option(
     "--warm",
     type=click.Choice(["none", "all"]),
     default="none",
     show_default=True,
     help="all: prefill and check labelled versions before their first job.",
+)
+@option(
+    "--engine",
+    type=click.Choice(["auto", *MODES]),
+    default="auto",
+    show_default=True,
+    help="auto: the fastest that is proven for the model on this machine.",
+)
+@option(
+    "--kernels",
+    type=click.Choice(["auto", *KERNELS]),
+    default="auto",
+    show_default=True,
+    help="What the shared engine computes with.",
+)
+@option(
+    "--batch",
+    type=click.IntRange(1, 1024),
+    default=32,
+    show_default=True,
+    help="Jobs at once, at most.",
+)
+@option(
+    "--chunk-tokens",
+    type=click.IntRange(min=16),
+    default=512,
+    show_default=True,
+    help="Prefill tokens in one step, which running jobs wait for.",
+)
+@option(
+    "--suffix-bytes",
+    type=ByteSize(),
+    default="1G",
+    show_default=True,
+    help="Memory of the tokens beyond the prefixes; jobs wait when it is full.",
 )
 @option("--threads", type=click.IntRange(min=1), help="CPU threads of torch.")
 @option(
@@ -85,7 +129,13 @@ def start(
     device: str,
     dtype: str,
     cache_bytes: int,
+    disk_bytes: int,
     warm: Literal["none", "all"],
+    engine: Mode | Auto,
+    kernels: KernelName | Auto,
+    batch: int,
+    chunk_tokens: int,
+    suffix_bytes: int,
     threads: int | None,
     audit: bool,
     as_json: bool,
@@ -110,7 +160,13 @@ def start(
             device=device,
             dtype=dtype,
             cache_bytes=cache_bytes,
+            disk_bytes=disk_bytes,
             warm=warm,
+            engine=engine,
+            kernels=kernels,
+            batch=batch,
+            chunk_tokens=chunk_tokens,
+            suffix_bytes=suffix_bytes,
             threads=threads,
             audit=audit,
         ),
@@ -136,13 +192,24 @@ def list_command(settings: Settings, *, as_json: bool) -> None:
 
 def _show(description: dict[str, Any]) -> None:
     cache = description["cache"]
+    disk = description.get("disk")
+    on_disk = (
+        f", disk {disk['bytes'] / MIB:.0f} of {disk['max_bytes'] / MIB:.0f} MiB" if disk else ""
+    )
     click.echo(
         f"{description['id']}  {one_line(description['model'])} on {description['device']}"
         f" ({description['dtype']}, {description['engine']}), "
         f"{len(description['templates'])} templates, {description['running']} running, "
         f"cache {cache['bytes'] / MIB:.0f} of {cache['max_bytes'] / MIB:.0f} MiB, "
-        f"{cache['hits']} hits, {cache['misses']} misses"
+        f"{cache['hits']} hits, {cache['misses']} misses{on_disk}"
     )
+    admission = description["admission"]
+    click.echo(
+        f"  proven in {admission['seconds']:.1f} s, scores within"
+        f" {admission['max_logit_error']:.1e} of the plain path's"
+    )
+    for refusal in admission["refused"]:
+        click.echo(f"  refused: {refusal['way']}: {one_line(refusal['reason'])}")
     emit_table(
         ("version", "prefix tokens", "MiB", "in cache", "prefill s", "cached against uncached"),
         [

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from contract.settings import GIB
+from worker.engine.names import Auto, KernelName, Mode
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -19,6 +20,12 @@ class WorkerOptions:
     device: str = "auto"
     dtype: str = "auto"
     cache_bytes: int = 2 * GIB
+    disk_bytes: int = 4 * GIB  # prefilled prefixes kept in the cache folder; 0 keeps none
     warm: Literal["none", "all"] = "none"  # all: labelled versions are prefilled before jobs
     threads: int | None = None  # CPU threads for torch; None leaves torch's choice
+    engine: Mode | Auto = "auto"  # auto: the fastest that is proven for the model here
+    kernels: KernelName | Auto = "auto"  # of the shared engine
+    batch: int = 32  # jobs in flight at once, at most
+    chunk_tokens: int = 512  # prefill in one step, which running jobs wait for
+    suffix_bytes: int = GIB  # keys and values of the tokens beyond the prefixes
     audit: bool = False  # recompute an entry's checksum after every job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from contract.errors import PrefillqError
@@ -32,6 +33,7 @@ class Answer:
     cache: CacheInfo = NOT_RUN
     generation: Generation | None = None
     choice: str | None = None
+    probabilities: Mapping[str, float] = field(default_factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     engine_started_s: float = 0.0  # from the claim to the engine's call
@@ -92,6 +94,7 @@ def make_result(
         status=answer.status,
         text=generation.text if generation is not None else "",
         choice=answer.choice,
+        probabilities=answer.probabilities,
         token_ids=completion,
         finish_reason=generation.finish_reason if generation is not None else _unfinished(answer),
         usage=Usage(

@@ -17,8 +17,10 @@ from contract.types import CacheInfo, CacheState, VersionRef
 from templates.version import PublishedVersion
 from worker.engine.base import Engine, NonFiniteLogits, PrefixUnsupported
 from worker.engine.parity import Parity, check_parity
+from worker.engine.shared.scheduler import NeverFits
 from worker.model import LoadedModel
 from worker.prefix.cache import EntryTooLarge, PrefixCache
+from worker.prefix.disk import PrefixStore
 from worker.prefix.entry import PrefixEntry, PrefixKey
 from worker.prefix.verify import verify_prefix
 
@@ -44,22 +46,32 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmVersion:
-    """One version that this worker has prefilled and checked; its entry may be gone again."""
+    """One version that this worker has warmed and checked; its entry may be gone again."""
 
     key: PrefixKey
     ref: VersionRef
     prefix_tokens: int
     nbytes: int
-    prefill_s: float
+    prefill_s: float  # 0 when the entry came from disk
     parity: Parity
 
 
 class PrefixService:
-    """The prefix cache of one loaded model, as jobs see it."""
+    """The prefix cache of one loaded model, as jobs see it. Without a `store`, none on disk."""
 
-    def __init__(self, *, cache: PrefixCache, engine: Engine, model: LoadedModel) -> None:
+    def __init__(
+        self,
+        *,
+        cache: PrefixCache,
+        engine: Engine,
+        model: LoadedModel,
+        plain: Engine | None = None,
+        store: PrefixStore | None = None,
+    ) -> None:
         self.cache = cache
+        self.store = store
         self._engine = engine
+        self._plain = plain  # the oracle of the parity check; None: the engine itself
         self._model = model
         self._warm: dict[PrefixKey, WarmVersion] = {}
         self._lock = threading.Lock()
@@ -92,7 +104,7 @@ class PrefixService:
                 leased = stack.enter_context(
                     self.cache.lease(key, lambda: self._build(key, version, ids))
                 )
-            except (EntryTooLarge, PrefixUnsupported, NonFiniteLogits) as error:
+            except (EntryTooLarge, NeverFits, PrefixUnsupported, NonFiniteLogits) as error:
                 # No prefix is no reason to fail a job: it runs as it would without prefillq.
                 log.warning("prefix_not_cached", version=str(version.ref), reason=str(error))
                 uncached = CacheInfo(state=CacheState.MISS, reason=error.code)
@@ -102,7 +114,7 @@ class PrefixService:
             yield served
 
     def warm(self, version: PublishedVersion, ids: tuple[int, ...]) -> WarmVersion | None:
-        """Prefill and check a version before its first job; `ids` are a sample request's.
+        """Load or prefill and check a version before its first job; `ids` are a sample request's.
 
         Returns None when the version cannot be cached here (no prefix, over budget).
         """
@@ -120,7 +132,7 @@ class PrefixService:
             return list(self._warm.values())
 
     def drop(self, version: PublishedVersion, reason: str) -> None:
-        """Forget the version's entry; the next job prefills it again."""
+        """Forget the version's entry in memory; the next job loads or prefills it again."""
         self.cache.drop(self.key(version), reason)
 
     def _refusal(
@@ -164,21 +176,57 @@ class PrefixService:
     def _build(
         self, key: PrefixKey, version: PublishedVersion, ids: tuple[int, ...]
     ) -> PrefixEntry:
-        entry = self._engine.prefill(key, version.compiled.prefix_ids)
-        with self._lock:
-            known = self._warm.get(key)
-        if known is not None:
+        if (entry := self._load(key, version, ids)) is not None:
             return entry
+        entry = self._engine.prefill(key, version.compiled.prefix_ids)
+        parity = self._known(key) or check_parity(self._engine, entry, ids, plain=self._plain)
+        if self.store is not None and parity.ok:
+            self.store.save(entry, parity, engine=self._engine.name)
+        self._note(version, entry, parity)
+        return entry
+
+    def _load(
+        self, key: PrefixKey, version: PublishedVersion, ids: tuple[int, ...]
+    ) -> PrefixEntry | None:
+        """The version's entry from disk, if there is one and it passes the check here."""
+        if self.store is None:
+            return None
+        started = time.perf_counter()
+        engine = self._engine.name
+        stored = self.store.load(key, version.compiled.prefix_ids, engine=engine)
+        if stored is None:
+            return None
+        seconds = time.perf_counter() - started
+        parity = self._known(key) or stored.parity
+        if parity is None:  # last checked with another engine
+            parity = check_parity(self._engine, stored.entry, ids, plain=self._plain)
+            if not parity.ok:
+                # A prefix computed here may still hold; only that one decides on the version.
+                self.store.remove(key)
+                return None
+            self.store.save(stored.entry, parity, engine=engine)
+        log.info("prefix_loaded", version=str(version.ref), seconds=round(seconds, 4))
+        self._note(version, stored.entry, parity)
+        return stored.entry
+
+    def _known(self, key: PrefixKey) -> Parity | None:
+        with self._lock:
+            warm = self._warm.get(key)
+        return None if warm is None else warm.parity
+
+    def _note(self, version: PublishedVersion, entry: PrefixEntry, parity: Parity) -> None:
+        """Remember what the first warming of a version found."""
         warm = WarmVersion(
-            key=key,
+            key=entry.key,
             ref=version.ref,
             prefix_tokens=len(entry.ids),
             nbytes=entry.nbytes,
-            prefill_s=entry.prefill_s,
-            parity=check_parity(self._engine, entry, ids),
+            prefill_s=0.0 if entry.loaded else entry.prefill_s,
+            parity=parity,
         )
         with self._lock:
-            self._warm[key] = warm
+            if self._warm.setdefault(entry.key, warm) is not warm:
+                return
         log.info(
             "version_warmed",
             version=str(version.ref),
@@ -190,4 +238,3 @@ class PrefixService:
             parity_tokens=warm.parity.checked_tokens,
             parity_s=round(warm.parity.seconds, 4),
         )
-        return entry

@@ -197,6 +197,7 @@ class JobRunner:
             choice=choices[generation.choice_index]
             if choices is not None and generation.choice_index is not None
             else None,
+            probabilities=dict(zip(choices or (), generation.choice_probabilities, strict=False)),
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             timings=Timings(

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from contract.errors import PrefillqError
@@ -19,7 +20,9 @@ from templates.registry import Registry
 from templates.version import PublishedVersion
 from worker.catalog import Catalog, Served
 from worker.device import default_dtype, parse_dtype, pick_device
+from worker.engine.admission import admit
 from worker.engine.reference import ReferenceEngine
+from worker.engine.shared.build import SharedOptions
 from worker.identity import new_worker_id
 from worker.janitor import Janitor
 from worker.leases import LeaseKeeper
@@ -27,6 +30,7 @@ from worker.model import load_model
 from worker.options import WorkerOptions
 from worker.periodic import Periodic
 from worker.prefix.cache import PrefixCache
+from worker.prefix.disk import PrefixStore
 from worker.prefixes import PrefixService
 from worker.presence import Presence
 from worker.runner import JobRunner
@@ -77,9 +81,28 @@ class WorkerService:
         asked = self.options.dtype
         dtype = default_dtype(device) if asked == "auto" else parse_dtype(asked)
         self.model = load_model(self.folder, device=device, dtype=dtype)
-        self.engine = ReferenceEngine(self.model)
+        self.engine, self.admission = admit(
+            self.model,
+            SharedOptions(
+                rows=self.options.batch,
+                chunk_tokens=self.options.chunk_tokens,
+                suffix_bytes=self.options.suffix_bytes,
+                native_folder=self.settings.cache_dir / "native",
+            ),
+            mode=self.options.engine,
+            kernels=self.options.kernels,
+            folder=self.settings.cache_dir / "admission",
+        )
         self.prefixes = PrefixService(
-            cache=PrefixCache(self.options.cache_bytes), engine=self.engine, model=self.model
+            cache=PrefixCache(self.options.cache_bytes),
+            engine=self.engine,
+            model=self.model,
+            plain=ReferenceEngine(self.model),
+            store=PrefixStore(
+                self.settings.cache_dir / "prefixes", max_bytes=self.options.disk_bytes
+            )
+            if self.options.disk_bytes
+            else None,
         )
         self.runner = JobRunner(
             worker_id=self.worker_id,
@@ -95,8 +118,8 @@ class WorkerService:
 
     @property
     def batch_size(self) -> int:
-        """Jobs in flight at once; the reference engine takes one."""
-        return ReferenceEngine.batch_size
+        """Jobs in flight at once: what the engine takes. The model must be loaded."""
+        return self.engine.batch_size
 
     def start(self, *, ring: Callable[[str, str], None]) -> None:
         """Start renewing leases, reporting, sweeping and following the registry.
@@ -124,6 +147,7 @@ class WorkerService:
         """Stop all that; a Redis that is away by now is only logged."""
         for thread in self._threads:
             thread.stop()
+        self.engine.close()
         self.leases.stop()
         try:
             self.presence.stop()
@@ -154,6 +178,7 @@ class WorkerService:
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "engine": self.engine.name,
+            "admission": self.admission.to_dict(),
             "batch_size": self.engine.batch_size,
             "running": self.leases.running,
             "templates": [f"{served.tenant}/{served.template}" for served in self.serving],
@@ -169,6 +194,7 @@ class WorkerService:
                     for tenant, counts in stats.tenants.items()
                 },
             },
+            "disk": asdict(self.prefixes.store.usage()) if self.prefixes.store else None,
             "versions": [
                 {
                     "version": str(warm.ref),

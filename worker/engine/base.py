@@ -20,6 +20,22 @@ class NonFiniteLogits(PrefillqError):
     code = "non_finite_logits"
 
 
+def non_finite() -> NonFiniteLogits:
+    """The error, with what to do."""
+    return NonFiniteLogits(
+        "the model's scores are not finite",
+        given="NaN or infinity in the logits",
+        expected="finite numbers",
+        remedy="Try another dtype; float16 overflows first.",
+    )
+
+
+class EngineClosed(PrefillqError):
+    """A request that came after the engine was told to end."""
+
+    code = "engine_closed"
+
+
 class PrefixMismatch(PrefillqError):
     """An entry that is not an exact prefix of the request, or is of another model."""
 
@@ -53,6 +69,8 @@ class GenerationRequest:
     entry: PrefixEntry | None = None  # None: compute the whole prompt
     # Asked before the prefill and after every token.
     should_stop: Callable[[], StopReason | None] = never
+    # Called with every token as it is chosen, on the engine's thread: to be quick about it.
+    on_token: Callable[[int], None] | None = None
     keep_scores: bool = False  # True: report the first token's raw scores
 
 
@@ -63,12 +81,13 @@ class Generation:
     token_ids: tuple[int, ...]  # the end-of-sequence id included, if it was produced
     text: str  # without control tokens, cut before the stop string
     choice_index: int | None = None
+    choice_probabilities: tuple[float, ...] = ()  # one per choice, their sum 1
     finish_reason: FinishReason
     fork_s: float = 0.0
     suffix_prefill_s: float = 0.0  # to the first token's logits; the whole prompt when uncached
     decode_s: float = 0.0
     first_token_s: float = 0.0  # from the call's start; 0 when there was no token
-    batch_size: int = 1
+    batch_size: int = 1  # the most requests that shared a step with it, itself included
     first_scores: tuple[float, ...] = ()  # one per vocabulary id, when they were asked for
 
 
@@ -87,4 +106,11 @@ class Engine(Protocol):
         """Compute a prefix once. Raises PrefixUnsupported where the model cannot be cached."""
 
     def generate(self, request: GenerationRequest) -> Generation:
-        """Answer a request. Raises PrefixMismatch and RequestTooLong; changes no entry."""
+        """Answer a request. Raises PrefixMismatch and RequestTooLong; changes no entry.
+
+        With `choices` the answer is the likeliest of them, and how tokens are chosen otherwise
+        does not matter; see `worker.engine.choices`.
+        """
+
+    def close(self) -> None:
+        """Answer what was asked, then end the engine's threads. Idempotent."""

@@ -1,54 +1,76 @@
-"""Answers restricted to a list: which ids may come next, and when the answer is known."""
+"""Answers restricted to a list: which tokens are scored, and what the scores say.
+
+Where the choices' first tokens all differ, the first token decides, and its scores come with
+the prompt: one forward pass over the suffix. Otherwise whole choices are compared, by the
+product of their tokens' probabilities; and where one choice begins another, the end of the
+sequence counts as a token of each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
 
 from contract.errors import InvalidInput
 
 
 class Choices:
-    """The allowed answers as ids, without an end-of-sequence id.
-
-    A choice may be the beginning of another one; then the end-of-sequence id decides. Otherwise
-    the answer is known as soon as one choice is left, and nothing more has to be computed.
-    """
+    """The allowed answers as ids, without an end-of-sequence id."""
 
     def __init__(self, choices: Sequence[tuple[int, ...]], eos_ids: Sequence[int]) -> None:
         if not choices or not all(choices):
             raise InvalidInput("each output choice must come to at least one token", given=choices)
+        if len(set(choices)) < len(choices):
+            raise InvalidInput("two output choices are the same tokens", given=choices)
         self._choices = tuple(choices)
         self._eos = tuple(eos_ids)
-        self.longest = max(map(len, self._choices))
-        if not self._eos and (begun := self._beginnings()):
+        self._whole = len({choice[0] for choice in choices}) < len(choices)
+        self._ended = self._whole and self._nested()
+        if self._ended and not self._eos:
             raise InvalidInput(
                 "an output choice is the beginning of another, and the model has no "
                 "end-of-sequence token to tell them apart",
-                given=f"choice number {begun[0]}",
+                given=choices,
                 expected="choices none of which begins another",
             )
 
     def __getitem__(self, index: int) -> tuple[int, ...]:
         return self._choices[index]
 
-    def allowed(self, produced: tuple[int, ...]) -> list[int]:
-        """Ids that may follow what was produced: of a choice, or of its end."""
-        left = self._left(produced)
-        ids = {self._choices[i][len(produced)] for i in left if self._choices[i] != produced}
-        if any(self._choices[i] == produced for i in left):
-            ids.update(self._eos)
-        return sorted(ids)
+    def __len__(self) -> int:
+        return len(self._choices)
 
-    def decided(self, produced: tuple[int, ...]) -> int | None:
-        """The index of the answer once nothing else can follow, else None."""
-        if produced and produced[-1] in self._eos:
-            whole = produced[:-1]
-            return self._choices.index(whole) if whole in self._choices else None
-        left = self._left(produced)
-        return left[0] if len(left) == 1 else None
+    @property
+    def branches(self) -> tuple[tuple[int, ...], ...]:
+        """For each choice the ids to be read after the prompt: all whose next token is scored."""
+        if not self._whole:
+            return ((),) * len(self._choices)
+        return tuple(choice if self._ended else choice[:-1] for choice in self._choices)
 
-    def _left(self, produced: tuple[int, ...]) -> list[int]:
-        return [i for i, ids in enumerate(self._choices) if ids[: len(produced)] == produced]
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest answer, its end included where that is scored."""
+        return max(len(choice) for choice in self._choices) + self._ended
 
-    def _beginnings(self) -> list[int]:
-        return [i for i, ids in enumerate(self._choices) if len(self._left(ids)) > 1]
+    def probabilities(self, first: Tensor, rest: Sequence[Tensor]) -> tuple[float, ...]:
+        """Each choice's share of the probability of all of them.
+
+        `first` [vocabulary]: raw scores after the prompt. `rest`, for each choice [branch length,
+        vocabulary]: raw scores after each id of its branch.
+        """
+        logs = []
+        for choice, after in zip(self._choices, rest, strict=True):
+            rows = torch.cat([first[None], after]).double().log_softmax(dim=-1)
+            targets = choice[: rows.shape[0]]
+            total = rows[torch.arange(len(targets)), list(targets)].sum()
+            if self._ended:
+                total = total + rows[-1, list(self._eos)].logsumexp(dim=-1)
+            logs.append(total)
+        return tuple(torch.stack(logs).softmax(dim=0).tolist())
+
+    def _nested(self) -> bool:
+        ordered = sorted(self._choices)
+        return any(b[: len(a)] == a for a, b in pairwise(ordered))

@@ -93,17 +93,25 @@ class FakeEngine:
             token_ids=token_ids,
             text=text,
             choice_index=index,
+            choice_probabilities=_all_on(index, request.choices),
             finish_reason="stop",
             decode_s=elapsed,
             first_token_s=elapsed,
             batch_size=self.batch_size,
         )
 
+    def close(self) -> None:
+        """Nothing runs between calls."""
+
     def _wait(self, request: GenerationRequest) -> StopReason | None:
         ends = time.monotonic() + self._delay_s
         while (reason := request.should_stop()) is None and time.monotonic() < ends:
             time.sleep(min(_POLL_S, self._delay_s))
         return reason
+
+
+def _all_on(index: int | None, choices: tuple[tuple[int, ...], ...] | None) -> tuple[float, ...]:
+    return tuple(float(i == index) for i in range(len(choices or ())))
 
 
 def digest_text(request: GenerationRequest) -> str:

@@ -48,9 +48,16 @@ class Parity:
 
 
 def check_parity(
-    engine: Engine, entry: PrefixEntry, ids: Sequence[int], *, max_new_tokens: int = 16
+    engine: Engine,
+    entry: PrefixEntry,
+    ids: Sequence[int],
+    *,
+    plain: Engine | None = None,
+    max_new_tokens: int = 16,
 ) -> Parity:
     """Compare greedy answers with the entry and without it; `ids` is a whole request's prompt.
+
+    `plain` is the engine that answers without it, `engine` itself if None is given.
 
     Two prompts are tried on the one entry: the request cut short after the prefix, for the
     scores of its first token, and the whole request, for `max_new_tokens` tokens. In float32
@@ -63,13 +70,13 @@ def check_parity(
     probe: _Comparison | None = None
     whole: _Comparison | None = None
     try:
-        probe = _compare(engine, entry, short, 1)
-        whole = _compare(engine, entry, tuple(ids), max_new_tokens)
+        probe = _compare(engine, plain or engine, entry, short, 1)
+        whole = _compare(engine, plain or engine, entry, tuple(ids), max_new_tokens)
     except RequestTooLong:
         if max_new_tokens == 1:
             raise
         # Near the model's last position one token is compared rather than none.
-        return check_parity(engine, entry, ids, max_new_tokens=1)
+        return check_parity(engine, entry, ids, plain=plain, max_new_tokens=1)
     except NonFiniteLogits:
         whole = None
     return Parity(
@@ -89,19 +96,30 @@ class _Comparison:
     scale: float  # the largest of the uncached scores, in absolute value
 
 
-def _compare(engine: Engine, entry: PrefixEntry, ids: tuple[int, ...], tokens: int) -> _Comparison:
-    plain, cached = (_greedy(engine, ids, use, tokens) for use in (None, entry))
+def _compare(
+    engine: Engine, oracle: Engine, entry: PrefixEntry, ids: tuple[int, ...], tokens: int
+) -> _Comparison:
+    plain = _greedy(oracle, ids, None, tokens)
+    cached = _greedy(engine, ids, entry, tokens)
     token_pairs = enumerate(zip(plain.token_ids, cached.token_ids, strict=True))
-    score_pairs = zip(plain.first_scores, cached.first_scores, strict=True)
     return _Comparison(
         tokens=len(plain.token_ids),
         first_difference=next((i for i, (ours, theirs) in token_pairs if ours != theirs), None),
-        # Equal infinities (a masked vocabulary) are no difference; subtracted they give NaN.
-        error=max(
-            (abs(ours - theirs) for ours, theirs in score_pairs if ours != theirs), default=0
-        ),
-        scale=max((abs(s) for s in plain.first_scores if math.isfinite(s)), default=0),
+        error=largest_error(plain.first_scores, cached.first_scores),
+        scale=largest_score(plain.first_scores),
     )
+
+
+def largest_error(plain: Sequence[float], cached: Sequence[float]) -> float:
+    """The largest difference between two lists of scores."""
+    # Equal infinities (a masked vocabulary) are no difference; subtracted they give NaN.
+    pairs = zip(plain, cached, strict=True)
+    return max((abs(ours - theirs) for ours, theirs in pairs if ours != theirs), default=0.0)
+
+
+def largest_score(scores: Sequence[float]) -> float:
+    """The largest absolute value among the finite scores; what errors are a share of."""
+    return max((abs(score) for score in scores if math.isfinite(score)), default=0.0)
 
 
 def _outcome(entry: PrefixEntry, probe: _Comparison | None, whole: _Comparison | None) -> Outcome:

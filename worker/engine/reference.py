@@ -7,6 +7,7 @@ engines are held to.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Sequence
@@ -23,17 +24,14 @@ from worker.device import synchronize
 from worker.engine.base import (
     Generation,
     GenerationRequest,
-    PrefixMismatch,
     PrefixUnsupported,
-    RequestTooLong,
 )
+from worker.engine.checks import check_entry, check_key, check_length
 from worker.engine.choices import Choices
 from worker.engine.sampling import TokenChooser, check_finite
 from worker.engine.stopping import Ending
 from worker.model import LoadedModel
 from worker.prefix.entry import PrefixEntry, PrefixKey
-from worker.prefix.tensors import capacity
-from worker.prefix.verify import verify_prefix
 
 
 class ReferenceEngine:
@@ -52,10 +50,10 @@ class ReferenceEngine:
 
     def prefill(self, key: PrefixKey, ids: Sequence[int]) -> PrefixEntry:
         """One forward over the prefix, logits of its last token only."""
-        self._check_key(key)
+        check_key(self._model, key)
         if not ids:
             raise InvalidInput("an empty prefix cannot be prefilled", given="0 ids")
-        self._check_length(len(ids), 1)
+        check_length(self._model, len(ids), 1)
         if not self._module._supports_default_dynamic_cache():  # noqa: SLF001 - no public name
             raise PrefixUnsupported(
                 f"{self._model.folder.architecture} has a cache of its own kind",
@@ -83,21 +81,69 @@ class ReferenceEngine:
         ending = Ending(
             request.generation,
             eos_ids=eos_ids,
-            choices=choices,
             decode=self._model.tokenizer.decode,
             should_stop=request.should_stop,
         )
-        self._check_length(len(request.ids), ending.max_new_tokens)
+        new_tokens = ending.max_new_tokens if choices is None else choices.longest
+        check_length(self._model, len(request.ids), new_tokens)
         if request.entry is not None:
-            self._check_entry(request.entry, request.ids, ending.max_new_tokens)
+            check_entry(self._model, request.entry, request.ids, new_tokens)
         with self._lock, torch.no_grad():
             if (reason := ending.ask()) is not None:
                 return Generation(token_ids=(), text="", finish_reason=reason)
-            return self._run(request, choices, ending, started)
+            if choices is not None:
+                return self._score(request, choices, started)
+            return self._run(request, ending, started)
 
-    def _run(
-        self, request: GenerationRequest, choices: Choices | None, ending: Ending, started: float
-    ) -> Generation:
+    def close(self) -> None:
+        """Nothing runs between calls."""
+
+    def _score(self, request: GenerationRequest, choices: Choices, started: float) -> Generation:
+        """Each choice after the prompt, one after the other, in full."""
+        fork_s, began = 0.0, time.perf_counter()
+        first: Tensor | None = None
+        after: dict[tuple[int, ...], Tensor] = {}
+        for branch in choices.branches:
+            if branch in after:  # where first tokens decide, all branches are empty
+                continue
+            fork_started = time.perf_counter()
+            kv: Any = None if request.entry is None else request.entry.fork()
+            synchronize(self._model.device)
+            fork_s += time.perf_counter() - fork_started
+            scores = self._scores(request.ids + branch, kv, request.entry)[-1 - len(branch) :]
+            check_finite(scores)
+            first, after[branch] = scores[0], scores[1:]
+        if first is None:
+            raise InvalidInput("there are no choices to score", given=request.choices)
+        probabilities = choices.probabilities(first, [after[b] for b in choices.branches])
+        synchronize(self._model.device)
+        ended = time.perf_counter()
+        best = max(range(len(probabilities)), key=probabilities.__getitem__)
+        return Generation(
+            token_ids=choices[best],
+            text=self._model.tokenizer.decode(choices[best]),
+            choice_index=best,
+            choice_probabilities=probabilities,
+            finish_reason="stop",
+            fork_s=fork_s,
+            suffix_prefill_s=ended - began - fork_s,
+            first_token_s=ended - started,
+            first_scores=tuple(first.tolist()) if request.keep_scores else (),
+        )
+
+    def _scores(self, ids: tuple[int, ...], kv: Any, entry: PrefixEntry | None) -> Tensor:
+        """Scores [tokens computed, vocabulary] of `ids`, or of those beyond the entry."""
+        past = 0 if entry is None else len(entry.ids)
+        fed = self._tensor(ids[past:])
+        given: dict[str, Any] = {} if kv is None else {"cache": kv}
+        if "position_ids" in inspect.signature(self._module.forward).parameters:
+            # Not all models count on from their cache.
+            given["position_ids"] = torch.arange(past, len(ids), device=fed.device)[None]
+        output = self._module(input_ids=fed, use_cache=kv is not None, return_dict=True, **given)
+        scores: Tensor = output.logits[0]
+        return scores
+
+    def _run(self, request: GenerationRequest, ending: Ending, started: float) -> Generation:
         device = self._model.device
         fork_started = time.perf_counter()
         kv: Any = None if request.entry is None else request.entry.fork()
@@ -107,10 +153,10 @@ class ReferenceEngine:
         # much that is when no layer counts positions: such a cache gets the rest only.
         skipped = len(request.entry.ids) if request.entry and all(kv.is_linear) else 0
         chooser = TokenChooser(
-            request.generation, prompt=prompt, eos_ids=self._model.folder.eos_ids, choices=choices
+            request.generation, prompt=prompt, eos_ids=self._model.folder.eos_ids
         )
         prefill_started = time.perf_counter()
-        steps = _Steps(device, chooser, ending, prompt, skipped, keep=request.keep_scores)
+        steps = _Steps(device, chooser, ending, prompt, skipped, request=request)
         fed = prompt[:, skipped:]
         sequences: Tensor = self._module.generate(
             input_ids=fed,
@@ -122,11 +168,10 @@ class ReferenceEngine:
         )
         synchronize(device)
         ended = time.perf_counter()
-        token_ids = ending.token_ids(sequences[0, fed.shape[1] :].tolist())
+        token_ids = tuple(sequences[0, fed.shape[1] :].tolist())
         return Generation(
             token_ids=token_ids,
             text=ending.text(token_ids),
-            choice_index=ending.choice_index,
             finish_reason=ending.reason or "length",
             fork_s=prefill_started - fork_started,
             suffix_prefill_s=steps.first_scores_at - prefill_started,
@@ -138,45 +183,19 @@ class ReferenceEngine:
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([list(ids)], dtype=torch.long, device=self._model.device)
 
-    def _check_key(self, key: PrefixKey) -> None:
-        folder = self._model.folder
-        ours = (folder.model_digest, folder.tokenizer_digest)
-        if (key.model_digest, key.tokenizer_digest) != ours:
-            raise PrefixMismatch(
-                "a prefix of another model or tokenizer",
-                given=f"digests {key.model_digest[:12]}, {key.tokenizer_digest[:12]}",
-                expected=f"{ours[0][:12]}, {ours[1][:12]}",
-            )
 
-    def _check_entry(self, entry: PrefixEntry, ids: Sequence[int], new_tokens: int) -> None:
-        # Callers verify first and run the job uncached; this is the wall behind them.
-        self._check_key(entry.key)
-        if reason := verify_prefix(entry.ids, ids):
-            raise PrefixMismatch(
-                "the entry is not an exact prefix of the request",
-                given=reason,
-                remedy="Run the request without the entry.",
-            )
-        limit = capacity(entry.kv)
-        if limit is not None and len(ids) + new_tokens > limit:
-            raise RequestTooLong(
-                "the entry's cache has a fixed size",
-                given=f"{len(ids)} prompt + {new_tokens} new = {len(ids) + new_tokens} tokens",
-                expected=f"{limit} at most",
-                remedy="Run the request without the entry.",
-            )
+class UncachedEngine(ReferenceEngine):
+    """For models whose prefix can be neither shared nor copied: every prompt in full."""
 
-    def _check_length(self, prompt: int, new_tokens: int) -> None:
-        limit = self._model.folder.max_positions
-        if prompt == 0:
-            raise InvalidInput("an empty prompt cannot be answered", given="0 ids")
-        if limit is not None and prompt + new_tokens > limit:
-            raise RequestTooLong(
-                f"the request does not fit {self._model.folder.name}",
-                given=f"{prompt} prompt + {new_tokens} new = {prompt + new_tokens} tokens",
-                expected=f"{limit} positions at most",
-                remedy="Shorten the variables or lower generation.max_new_tokens.",
-            )
+    name = "uncached"
+
+    def prefill(self, key: PrefixKey, ids: Sequence[int]) -> PrefixEntry:
+        """Raises PrefixUnsupported."""
+        raise PrefixUnsupported(
+            f"no way to reuse a prefix is proven for {self._model.folder.name} here",
+            given=f"{len(ids)} ids of version {key.digest[:12]}",
+            remedy="Its templates run uncached.",
+        )
 
 
 def _config(max_new_tokens: int | None = None) -> GenerationConfig:
@@ -204,14 +223,14 @@ class _Steps:
         prompt: Tensor,
         skipped: int,
         *,
-        keep: bool,
+        request: GenerationRequest,
     ) -> None:
         self._device = device
         self._chooser = chooser
         self._ending = ending
         self._head = prompt[:, :skipped]
         self._prompt_length = prompt.shape[1]
-        self._keep = keep
+        self._request = request
         self.first_scores: tuple[float, ...] = ()
         self.first_scores_at = 0.0
         self.first_token_at = 0.0
@@ -220,7 +239,7 @@ class _Steps:
         if not self.first_scores_at:
             synchronize(self._device)
             self.first_scores_at = time.perf_counter()
-            if self._keep:
+            if self._request.keep_scores:
                 self.first_scores = tuple(scores[0].tolist())
         if self._ending.reason is not None:
             # On MPS generate() runs one step beyond the end, and drops it.
@@ -232,6 +251,8 @@ class _Steps:
         produced = fed[0, self._prompt_length - self._head.shape[1] :].tolist()
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
+        if self._request.on_token is not None and self._ending.reason is None:
+            self._request.on_token(produced[-1])
         return self._ending.after(produced)
 
 

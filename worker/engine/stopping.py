@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contract.types import FinishReason
 from templates.spec import GenerationSpec
 from worker.engine.base import StopReason
-from worker.engine.choices import Choices
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -50,20 +49,15 @@ class Ending:
         generation: GenerationSpec,
         *,
         eos_ids: Sequence[int],
-        choices: Choices | None,
         decode: Decode,
         should_stop: Callable[[], StopReason | None],
     ) -> None:
         self._eos = frozenset(eos_ids)
-        self._choices = choices
-        self._stop_strings = StopStrings(generation.stop if choices is None else (), decode)
+        self._stop_strings = StopStrings(generation.stop, decode)
         self._should_stop = should_stop
         self._decode = decode
-        self.max_new_tokens = (
-            generation.max_new_tokens if choices is None else choices.longest + bool(eos_ids)
-        )
+        self.max_new_tokens = generation.max_new_tokens
         self.reason: FinishReason | None = None
-        self.choice_index: int | None = None
 
     def ask(self) -> FinishReason | None:
         """Ask whether the job is still wanted."""
@@ -74,9 +68,7 @@ class Ending:
         """Look at all ids produced so far; True when no more should follow."""
         if self.reason is not None:
             return True
-        if self._choices is not None:
-            self.choice_index = self._choices.decided(tuple(produced))
-        if self.choice_index is not None or produced[-1] in self._eos:
+        if produced[-1] in self._eos:
             self.reason = "stop"
         elif self._stop_strings.found(produced):
             self.reason = "stop_string"
@@ -85,13 +77,6 @@ class Ending:
         else:
             self.ask()
         return self.reason is not None
-
-    def token_ids(self, produced: Sequence[int]) -> tuple[int, ...]:
-        """The completion's ids: those of the answer even where they did not need computing."""
-        if self._choices is None or self.choice_index is None:
-            return tuple(produced)
-        answer = self._choices[self.choice_index]
-        return answer + tuple(produced[len(answer) :])
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The completion's text, cut before the stop string."""

@@ -1,7 +1,7 @@
 """The map of prefilled prefixes in a worker: built once, counted, and kept within a budget.
 
 Plain Python, so that its rules can be tested without a model. What an entry holds is not
-looked at; only `key` and `nbytes` are.
+looked at; only `key`, `nbytes` and `loaded` are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EntryTooLarge(PrefillqError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leased:
-    """An entry that stays in memory while the lease lasts; `cold` when this lease built it."""
+    """An entry that stays in memory while the lease lasts; `cold` when this lease computed it."""
 
     entry: PrefixEntry
     state: LeaseState
@@ -47,7 +47,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HitsAndMisses:
-    """A hit reused an entry, if need be after waiting for another's build; all else missed."""
+    """A hit reused an entry, if need be after another's build or a load; all else missed."""
 
     hits: int = 0
     misses: int = 0
@@ -194,9 +194,6 @@ class PrefixCache:
                     return slot, "hit"
                 flight = self._building.get(key)
                 if flight is None:
-                    self._misses[key.tenant] += 1
-                    if (nbytes := self._refused.get(key)) is not None:
-                        self._check_room(key, nbytes)
                     mine = self._building[key] = Future()
                     break
             try:
@@ -206,21 +203,27 @@ class PrefixCache:
                     self._misses[key.tenant] += 1
                 raise
             # Built; look again, for it may be gone already.
-        return self._build(key, build, mine), "cold"
+        slot = self._build(key, build, mine)
+        return slot, "hit" if slot.entry.loaded else "cold"
 
     def _build(
         self, key: PrefixKey, build: Callable[[], PrefixEntry], flight: Future[None]
     ) -> _Slot:
         try:
+            with self._lock:
+                if (nbytes := self._refused.get(key)) is not None:
+                    self._check_room(key, nbytes)
             entry = build()
             _check_key(entry, key)
             with self._lock:
                 self._make_room(key, entry.nbytes)
                 slot = self._slots[key] = _Slot(entry)
                 del self._building[key]
+                (self._hits if entry.loaded else self._misses)[key.tenant] += 1
         except BaseException as error:
             with self._lock:
                 del self._building[key]
+                self._misses[key.tenant] += 1
             flight.set_exception(error)
             raise
         flight.set_result(None)

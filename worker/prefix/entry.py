@@ -38,6 +38,7 @@ class PrefixEntry:
     checksum: str  # of every tensor and length in `kv`
     prefill_s: float
     kv: Any = field(repr=False)
+    loaded: bool = False  # read from disk: this process did not compute it
 
     @classmethod
     def freeze(cls, *, key: PrefixKey, ids: tuple[int, ...], kv: Any, prefill_s: float) -> Self:
