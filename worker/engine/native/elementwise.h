@@ -1,6 +1,7 @@
 // The steps between the matrix products, one pass over memory each, float32.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "simd.h"
@@ -9,7 +10,9 @@
 namespace prefillq {
 
 // Rows per thread, so that a thread gets some 32 thousand numbers.
-inline int64_t grain(int64_t width) { return std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, width)); }
+inline int64_t grain(int64_t width) {
+  return std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, width));
+}
 
 inline void rms_norm_rows(const float* x, const float* weight, float eps, int64_t rows,
                           int64_t width, float* y) {
@@ -64,7 +67,9 @@ struct RopeStore {
     at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         float* mine = qkv + r * width;
-        for (int64_t h = 0; h < heads + kv_heads; ++h) rotate(mine + h * dim, cos + r * dim, sin + r * dim);
+        for (int64_t h = 0; h < heads + kv_heads; ++h) {
+          rotate(mine + h * dim, cos + r * dim, sin + r * dim);
+        }
         const int64_t block = dest[r] / block_size, offset = dest[r] % block_size;
         for (int64_t h = 0; h < kv_heads; ++h) {
           const int64_t to = ((block * kv_heads + h) * block_size + offset) * dim;
