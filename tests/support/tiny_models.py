@@ -17,7 +17,7 @@ import transformers as hf
 from contract.model_folder import ModelFolder
 from templates.spec import GenerationSpec
 from templates.tokenizer import TemplateTokenizer
-from worker.engine.base import Generation, GenerationRequest
+from worker.engine.base import Engine, Generation, GenerationRequest
 from worker.engine.reference import ReferenceEngine
 from worker.model import LoadedModel
 from worker.prefix.entry import PrefixEntry, PrefixKey
@@ -26,6 +26,7 @@ VOCABULARY = 96
 EOS = 2
 WINDOW = 32
 POSITIONS = 256
+PAST_PROOF = 128
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -49,6 +50,9 @@ _NO_ATTENTION: dict[str, Any] = {
 
 ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaConfig(**_COMMON),
+    "qwen2": lambda: hf.Qwen2Config(**_COMMON),
+    "qwen3": lambda: hf.Qwen3Config(**_COMMON, head_dim=16),
+    "phi3": lambda: hf.Phi3Config(**_COMMON),
     "gpt2": lambda: hf.GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=64,
@@ -56,6 +60,9 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
         n_head=4,
         n_positions=POSITIONS,
         initializer_range=0.3,
+    ),
+    "gpt_neox": lambda: hf.GPTNeoXConfig(
+        **{k: v for k, v in _COMMON.items() if k != "num_key_value_heads"}
     ),
     "mistral": lambda: hf.MistralConfig(**_COMMON, sliding_window=WINDOW),
     "gemma2": lambda: hf.Gemma2Config(**_COMMON, head_dim=16, sliding_window=WINDOW),
@@ -102,6 +109,34 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     ),
 }
 
+# What looks like one of the above and is not: each is right up to a length, and past it wrong
+# where it is taken for ordinary attention. None is so short that the admission proof goes past it.
+_ROTARY: dict[str, Any] = {"rope_theta": 1e4, "factor": 4.0}
+LONG_TEXTS_DIFFER: dict[str, Callable[[], Any]] = {
+    "dynamic_rope": lambda: hf.LlamaConfig(
+        **(_COMMON | {"max_position_embeddings": PAST_PROOF}),
+        rope_parameters={"rope_type": "dynamic", **_ROTARY},
+    ),
+    "longrope": lambda: hf.Phi3Config(
+        **_COMMON,
+        original_max_position_embeddings=PAST_PROOF,
+        rope_parameters={
+            "rope_type": "longrope",
+            **_ROTARY,
+            "original_max_position_embeddings": PAST_PROOF,
+            "short_factor": [1.0] * 8,
+            "long_factor": [4.0] * 8,
+        },
+    ),
+    "chunked": lambda: hf.Llama4TextConfig(
+        **_COMMON,
+        head_dim=16,
+        attention_chunk_size=PAST_PROOF,
+        intermediate_size_mlp=128,
+        num_local_experts=2,
+    ),
+}
+
 
 class LetterTokenizer:
     """Each id from 3 is one visible character; those below are control tokens."""
@@ -116,7 +151,9 @@ def tiny_model(
     """The same weights for the same arguments; the global random state is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = hf.AutoModelForCausalLM.from_config(ARCHITECTURES[architecture]())
+        module = hf.AutoModelForCausalLM.from_config(
+            (ARCHITECTURES | LONG_TEXTS_DIFFER)[architecture]()
+        )
     folder = ModelFolder(
         name=f"tiny-{architecture}",
         path=Path("nowhere"),
@@ -136,6 +173,15 @@ def tiny_model(
         device=torch.device("cpu"),
         dtype=dtype,
     )
+
+
+def undecided(architecture: str = "llama") -> LoadedModel:
+    """A model whose scores lie a tenth as far apart, so that no label has all the probability."""
+    model = tiny_model(architecture)
+    module: Any = model.module
+    with torch.no_grad():
+        module.get_output_embeddings().weight.mul_(0.1)
+    return model
 
 
 def tiny_engine(
@@ -164,7 +210,7 @@ def random_ids(count: int, seed: int) -> tuple[int, ...]:
 
 
 def answer(
-    engine: ReferenceEngine,
+    engine: Engine,
     ids: Sequence[int],
     entry: PrefixEntry | None = None,
     *,

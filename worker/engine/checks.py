@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from contract.errors import InvalidInput
 from worker.engine.base import PrefixMismatch, RequestTooLong
@@ -44,6 +45,23 @@ def check_entry(
             given=f"{len(ids)} prompt + {new_tokens} new = {len(ids) + new_tokens} tokens",
             expected=f"{limit} at most",
             remedy="Run the request without the entry.",
+        )
+
+
+def check_ids(model: LoadedModel, ids: Sequence[int]) -> None:
+    """Raise InvalidInput for an id that the model has no embedding for.
+
+    In a batch it would end the step of every neighbour, on a GPU the whole process.
+    """
+    embeddings: Any = model.module.get_input_embeddings()
+    size = embeddings.weight.shape[0]
+    lowest, highest = min(ids, default=0), max(ids, default=0)
+    if lowest < 0 or highest >= size:
+        raise InvalidInput(
+            "an id outside the model's vocabulary",
+            given=lowest if lowest < 0 else highest,
+            expected=f"0 to {size - 1}",
+            remedy="Publish the template with this model's own tokenizer.",
         )
 
 

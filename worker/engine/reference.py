@@ -26,8 +26,9 @@ from worker.engine.base import (
     GenerationRequest,
     PrefixUnsupported,
 )
-from worker.engine.checks import check_entry, check_key, check_length
+from worker.engine.checks import check_entry, check_ids, check_key, check_length
 from worker.engine.choices import Choices
+from worker.engine.rotary import rotary_types
 from worker.engine.sampling import TokenChooser, check_finite
 from worker.engine.stopping import Ending
 from worker.model import LoadedModel
@@ -54,11 +55,18 @@ class ReferenceEngine:
         if not ids:
             raise InvalidInput("an empty prefix cannot be prefilled", given="0 ids")
         check_length(self._model, len(ids), 1)
+        check_ids(self._model, ids)
         if not self._module._supports_default_dynamic_cache():  # noqa: SLF001 - no public name
             raise PrefixUnsupported(
                 f"{self._model.folder.architecture} has a cache of its own kind",
                 expected="a model that works with transformers.DynamicCache",
                 remedy="Its templates run uncached.",
+            )
+        if "dynamic" in rotary_types(self._module):
+            # Past the length that the model was trained for every angle is another one, and the
+            # plain path computes the prefix with the later ones.
+            raise PrefixUnsupported(
+                "the model's rotary angles change as the text grows", given="dynamic"
             )
         with self._lock, torch.no_grad():
             started = time.perf_counter()
@@ -86,6 +94,7 @@ class ReferenceEngine:
         )
         new_tokens = ending.max_new_tokens if choices is None else choices.longest
         check_length(self._model, len(request.ids), new_tokens)
+        check_ids(self._model, request.ids)
         if request.entry is not None:
             check_entry(self._model, request.entry, request.ids, new_tokens)
         with self._lock, torch.no_grad():

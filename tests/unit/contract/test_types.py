@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -28,6 +30,7 @@ results = st.builds(
     status=st.sampled_from(JobState),
     text=texts,
     choice=st.none() | texts,
+    probabilities=st.dictionaries(texts, st.floats(0, 1), max_size=4),
     token_ids=st.lists(counts, max_size=20).map(tuple),
     finish_reason=st.sampled_from(["stop", "length", "error", "cancelled", "expired"]),
     usage=st.builds(Usage, prompt_tokens=counts, completion_tokens=counts, cached_tokens=counts),
@@ -62,6 +65,14 @@ def test_a_newer_writer_may_time_more_stages(result: Result) -> None:
     data = result.to_dict()
     data["timings"]["teleport_s"] = 1.0
     assert Result.from_dict(data) == result
+
+
+@given(results)
+def test_result_of_an_older_worker_has_no_probabilities(result: Result) -> None:
+    """A result that was kept from before they were reported can still be read."""
+    data = result.to_dict()
+    del data["probabilities"]
+    assert Result.from_dict(data) == replace(result, probabilities={})
 
 
 @pytest.mark.parametrize("state", JobState)

@@ -1,10 +1,12 @@
-"""Which ids may come next, and when a completion is over."""
+"""What each choice's probability is, and when a completion is over."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
+import torch
+from torch import Tensor
 
 from contract.errors import InvalidInput
 from templates.spec import GenerationSpec
@@ -36,73 +38,92 @@ def ending(
     *,
     max_new_tokens: int = 8,
     stop: tuple[str, ...] = (),
-    choices: Choices | None = None,
     should_stop: StopReason | None = None,
 ) -> Ending:
     return Ending(
         GenerationSpec(max_new_tokens=max_new_tokens, stop=stop),
         eos_ids=EOS,
-        choices=choices,
         decode=decode,
         should_stop=(lambda: should_stop) if should_stop else never,
     )
 
 
-def test_choices_allow_their_ids_and_nothing_else() -> None:
-    """At each step only ids that lead to a choice are allowed."""
-    choices = Choices(((10, 11), (10, 12), (20,)), EOS)
-    assert choices.allowed(()) == [10, 20]
-    assert choices.allowed((10,)) == [11, 12]
+def scores(*rows: dict[int, float], vocabulary: int = 40) -> Tensor:
+    """Raw scores whose softmax is these probabilities; the rest goes to id 0."""
+    full = torch.zeros(len(rows), vocabulary, dtype=torch.float64)
+    for at, row in enumerate(rows):
+        full[at, 0] = 1 - sum(row.values())
+        for token, probability in row.items():
+            full[at, token] = probability
+    return full.log() + 3.0  # a constant changes no softmax
 
 
-def test_choice_that_begins_another_may_end_or_go_on() -> None:
-    """The end-of-sequence ids are allowed exactly where a choice is complete."""
-    choices = Choices(((10,), (10, 11)), EOS)
-    assert choices.allowed(()) == [10]
-    assert choices.allowed((10,)) == [2, 3, 11]
-    assert choices.decided((10,)) is None
-    assert choices.decided((10, 3)) == 0
-    assert choices.decided((10, 11)) == 1
+NOTHING = scores()
 
 
-def test_choice_is_decided_when_one_is_left() -> None:
-    """The rest of the only choice left need not be computed."""
-    choices = Choices(((10, 11, 12), (20, 21)), EOS)
-    assert choices.decided(()) is None
-    assert choices.decided((10,)) == 0
+def test_different_first_tokens_decide() -> None:
+    """Choices whose first tokens all differ need the prompt's own scores and nothing more."""
+    choices = Choices(((10, 11, 12), (20,), (30, 31)), EOS)
+    assert choices.branches == ((), (), ())
+    assert choices.longest == 3
+    found = choices.probabilities(scores({10: 0.2, 20: 0.1, 30: 0.1})[0], [NOTHING] * 3)
+    assert found == pytest.approx((0.5, 0.25, 0.25))
+
+
+def test_shared_first_token_compares_whole_choices() -> None:
+    """A choice is as likely as its tokens one after the other; its last token is not read."""
+    choices = Choices(((10, 11), (10, 12, 13), (20,)), EOS)
+    assert choices.branches == ((10,), (10, 12), ())
+    assert choices.longest == 3
+    after_10 = {11: 0.4, 12: 0.2}
+    found = choices.probabilities(
+        scores({10: 0.5, 20: 0.3})[0],
+        [scores(after_10), scores(after_10, {13: 0.5}), NOTHING],
+    )
+    likely = (0.5 * 0.4, 0.5 * 0.2 * 0.5, 0.3)
+    assert found == pytest.approx([p / sum(likely) for p in likely])
+    assert sum(found) == pytest.approx(1)
+
+
+def test_end_tells_a_choice_from_one_that_it_begins() -> None:
+    """Where one choice begins another, an end is a token of each; any of several ends counts."""
+    choices = Choices(((10,), (10, 11), (20, 21)), EOS)
+    assert choices.branches == ((10,), (10, 11), (20, 21))
+    assert choices.longest == 3
+    after_10 = {11: 0.6, 2: 0.1, 3: 0.2}
+    found = choices.probabilities(
+        scores({10: 0.5, 20: 0.25})[0],
+        [scores(after_10), scores(after_10, {2: 0.5}), scores({21: 0.8}, {3: 1.0 - 1e-9})],
+    )
+    likely = (0.5 * 0.3, 0.5 * 0.6 * 0.5, 0.25 * 0.8)
+    assert found == pytest.approx([p / sum(likely) for p in likely])
+
+
+def test_only_choices_with_a_common_beginning_take_an_end() -> None:
+    """Nested choices are found wherever they stand in the list; equal beginnings are not nested."""
+    assert Choices(((10, 11, 12), (20,), (10, 11)), EOS).branches[2] == (10, 11)
+    assert Choices(((10, 12), (10, 11)), EOS).branches == ((10,), (10,))
+
+
+def test_unlikely_choices_still_add_up() -> None:
+    """Probabilities that underflow on their own are a share all the same."""
+    choices = Choices(((10,), (20,)), EOS)
+    raw = torch.zeros(40)
+    raw[10], raw[20], raw[0] = -900.0, -901.0, 900.0
+    found = choices.probabilities(raw, [torch.zeros(0, 40)] * 2)
+    assert found == pytest.approx((0.7310586, 0.2689414))
 
 
 def test_choices_that_cannot_be_told_apart_are_refused() -> None:
-    """Without an end-of-sequence id a choice must not begin another; none may be empty."""
+    """Without an end-of-sequence id a choice must not begin another; none may be empty or twice
+    in the list, and there must be one."""
     with pytest.raises(InvalidInput, match="beginning of another"):
         Choices(((10,), (10, 11)), ())
-    with pytest.raises(InvalidInput, match="at least one token"):
-        Choices(((10,), ()), EOS)
-
-
-def test_decided_choice_ends_with_all_its_ids() -> None:
-    """The completion of a choice is complete, though only its first id was computed."""
-    end = ending(choices=Choices(((10, 11, 12), (20, 21)), EOS))
-    assert end.after([10])
-    assert (end.reason, end.choice_index) == ("stop", 0)
-    assert end.token_ids([10]) == (10, 11, 12)
-
-
-def test_end_id_of_a_choice_is_kept() -> None:
-    """An end-of-sequence id that decided is part of the completion."""
-    end = ending(choices=Choices(((10,), (10, 11)), EOS))
-    assert not end.after([10])
-    assert end.after([10, 2])
-    assert (end.choice_index, end.token_ids([10, 2])) == (0, (10, 2))
-
-
-def test_choice_longer_than_max_new_tokens_is_not_cut() -> None:
-    """An answer from a list is always exactly one of the list."""
-    end = ending(max_new_tokens=1, choices=Choices(((10, 11, 12), (10, 11, 13)), EOS))
-    assert end.max_new_tokens == 4
-    assert not end.after([10])
-    assert not end.after([10, 11])
-    assert end.after([10, 11, 13])
+    for empty in (((10,), ()), ()):
+        with pytest.raises(InvalidInput, match="at least one token"):
+            Choices(empty, EOS)
+    with pytest.raises(InvalidInput, match="the same tokens"):
+        Choices(((10, 11), (10, 11)), EOS)
 
 
 @pytest.mark.parametrize("eos", EOS)
@@ -176,8 +197,16 @@ def test_complete_answer_counts_although_the_job_was_cancelled() -> None:
 
 
 def test_nothing_changes_after_the_end() -> None:
-    """A step beyond the end, as on MPS, changes neither reason nor choice."""
-    end = ending(choices=Choices(((10,), (20, 21)), EOS))
-    assert end.after([10])
-    assert end.after([10, 77])
-    assert (end.reason, end.choice_index) == ("stop", 0)
+    """A step beyond the end, as on MPS, does not change the reason."""
+    end = ending(max_new_tokens=2)
+    assert end.after([10, 2])
+    assert end.after([10, 2, 77])
+    assert end.reason == "stop"
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "expired"])
+def test_job_can_be_asked_before_it_begins(reason: StopReason) -> None:
+    """A job that is not wanted any more ends without a token; one that is goes on."""
+    assert ending().ask() is None
+    end = ending(should_stop=reason)
+    assert (end.ask(), end.reason) == (reason, reason)

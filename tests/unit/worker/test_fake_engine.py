@@ -54,6 +54,7 @@ def test_choices_give_one_of_them() -> None:
     made = FakeEngine().generate(replace(REQUEST, choices=((7,), (8, 9))))
     assert made.choice_index is not None
     assert made.token_ids == ((7,), (8, 9))[made.choice_index]
+    assert made.choice_probabilities == ((1.0, 0.0), (0.0, 1.0))[made.choice_index]
 
 
 def test_stop_during_the_delay() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import threading
@@ -17,6 +18,7 @@ from transformers.generation import utils as generation_utils
 
 from contract.errors import InvalidInput, SpecInvalid
 from templates.spec import GenerationSpec, parse_spec
+from tests.support.labels import assert_labelled, plain_probabilities
 from tests.support.tiny_models import (
     EOS,
     POSITIONS,
@@ -26,6 +28,7 @@ from tests.support.tiny_models import (
     random_ids,
     tiny_engine,
     tiny_model,
+    undecided,
 )
 from worker.engine.base import (
     Generation,
@@ -320,30 +323,84 @@ def test_stop_string_cuts_the_text(engine: ReferenceEngine, entry: PrefixEntry) 
     assert stopped.finish_reason == "stop_string"
 
 
-def test_choices_are_always_one_of_the_list(engine: ReferenceEngine, entry: PrefixEntry) -> None:
-    """Whatever the prompt, the answer is a choice, with the cache as without it."""
-    choices = ((10, 11), (10, 11, 12), (20,), (30, 31, 32, 33))
-    seen = set()
-    for seed in range(12):
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mistral", "qwen3_next", "mamba2"])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ((10, 11), (10, 12, 13), (20,)),
+        ((10, 11), (10, 11, 12), (20,), (30, 31, 32, 33)),
+    ],
+)
+def test_probabilities_are_those_of_a_full_forward(
+    architecture: str, choices: tuple[tuple[int, ...], ...]
+) -> None:
+    """The likeliest choice is the answer, with the cache as without it; ends count where one
+    choice begins another."""
+    model = undecided(architecture)
+    engine = ReferenceEngine(model)
+    entry = engine.prefill(key_for(model), PREFIX)
+    for seed in range(4):
         job = PREFIX + suffix(seed)
-        plain = answer(engine, job, choices=choices)
-        cached = answer(engine, job, entry, choices=choices)
-        assert plain.choice_index is not None
-        ids = choices[plain.choice_index]
-        assert plain.token_ids in (ids, (*ids, EOS))
-        assert (cached.token_ids, cached.choice_index) == (plain.token_ids, plain.choice_index)
-        assert cached.finish_reason == "stop"
-        seen.add(plain.choice_index)
-    assert len(seen) > 1
+        expected = plain_probabilities(model, job, choices)
+        assert_labelled(answer(engine, job, choices=choices), choices, expected)
+        assert_labelled(answer(engine, job, entry, choices=choices), choices, expected)
+    assert entry.audit()
 
 
-def test_choice_is_the_likeliest_at_each_step(engine: ReferenceEngine) -> None:
-    """Among the first ids of the choices the best scored one is taken."""
+def test_choice_does_not_depend_on_how_tokens_are_chosen(engine: ReferenceEngine) -> None:
+    """Neither penalty, temperature, stop strings nor a small max_new_tokens change a label."""
+    job, choices = PREFIX + suffix(1), ((10, 11), (10, 12, 13), (20,))
+    plain = answer(engine, job, choices=choices)
+    other = answer(
+        engine,
+        job,
+        choices=choices,
+        max_new_tokens=1,
+        min_new_tokens=9,
+        repetition_penalty=3.0,
+        stop=(plain.text[0],),
+        **SAMPLED,
+    )
+    assert other.choice_probabilities == plain.choice_probabilities
+    assert (other.token_ids, other.text) == (plain.token_ids, plain.text)
+
+
+def test_first_token_decides_in_one_forward(
+    engine: ReferenceEngine, model: LoadedModel, entry: PrefixEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Choices whose first ids differ take one forward over the suffix, and the best scored wins."""
     job = PREFIX + suffix(3)
     scored = engine.generate(request(job, keep_scores=True)).first_scores
-    choices = tuple((i,) for i in range(3, VOCABULARY, 7))
+    choices = tuple((i, 5) for i in range(3, VOCABULARY, 7))
     best = max(range(len(choices)), key=lambda n: scored[choices[n][0]])
-    assert answer(engine, job, choices=choices).choice_index == best
+    module: Any = model.module
+    forward, fed = module.forward, []
+
+    @functools.wraps(forward)
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        fed.append(kwargs["input_ids"].shape[1])
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(module, "forward", seen)
+    assert answer(engine, job, entry, choices=choices).choice_index == best
+    assert fed == [20]
+
+
+def test_scores_of_a_choice_that_are_not_finite(
+    engine: ReferenceEngine, entry: PrefixEntry, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case P22: a label is never made from NaN, also where it arises inside a choice."""
+    module: Any = model.module
+    head = module.lm_head.forward
+    monkeypatch.setattr(
+        module.lm_head,
+        "forward",
+        lambda h: torch.cat([head(h)[:, :-1], head(h)[:, -1:] * torch.nan], dim=1),
+    )
+    with pytest.raises(NonFiniteLogits):
+        answer(engine, PREFIX + suffix(0), entry, choices=((10, 11), (10, 12)))
+    monkeypatch.undo()
+    assert entry.audit()
 
 
 def test_same_seed_same_text_whatever_ran_before(
@@ -379,7 +436,7 @@ def stop_one_step_late(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["eos", "stop", "choices", "sampled"])
+@pytest.mark.parametrize("kind", ["eos", "stop", "sampled"])
 def test_step_beyond_the_end_changes_nothing(
     engine: ReferenceEngine, entry: PrefixEntry, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -389,7 +446,6 @@ def test_step_beyond_the_end_changes_nothing(
     wanted: dict[str, Any] = {
         "eos": {"min_new_tokens": 0},
         "stop": {"stop": (answer(engine, job).text[4:6],)},
-        "choices": {"choices": ((10, 11), (10, 11, 12), (20,))},
         "sampled": {
             "seed": 7,
             "stop": (answer(engine, job, seed=7, **SAMPLED).text[2],),
@@ -411,7 +467,6 @@ def test_step_beyond_the_end_changes_nothing(
     assert next(late) - 1 == needed + 1
     assert (after.token_ids, after.text) == (prompt.token_ids, prompt.text)
     assert after.finish_reason == prompt.finish_reason != "length"
-    assert after.choice_index == prompt.choice_index
     assert entry.audit()
 
 

@@ -27,8 +27,17 @@ DESCRIPTION: dict[str, Any] = {
     "model_digest": "a" * 64,
     "device": "cpu",
     "dtype": "float32",
-    "engine": "reference",
-    "batch_size": 1,
+    "engine": "shared-prefix (transformers)",
+    "admission": {
+        "way": {"mode": "shared", "kernels": "transformers"},
+        "max_logit_error": 2.5e-7,
+        "seconds": 1.26,
+        "refused": [
+            {"way": "shared (native)", "reason": "no fused decoder [for] this architecture"},
+            {"way": "shared (torch)", "reason": "the tokens differ"},
+        ],
+    },
+    "batch_size": 32,
     "running": 2,
     "templates": ["acme/notes", "acme/triage", "globex/notes"],
     "cache": {
@@ -146,7 +155,13 @@ def test_start_passes_every_option_on(started: Started) -> None:
         *("--device", "cuda:1"),
         *("--dtype", "float16"),
         *("--cache-bytes", "512M"),
+        *("--disk-bytes", "1G"),
         *("--warm", "all"),
+        *("--engine", "shared"),
+        *("--kernels", "onednn"),
+        *("--batch", "5"),
+        *("--chunk-tokens", "64"),
+        *("--suffix-bytes", "256M"),
         *("--threads", "3"),
         "--audit",
         "--json",
@@ -158,7 +173,13 @@ def test_start_passes_every_option_on(started: Started) -> None:
         device="cuda:1",
         dtype="float16",
         cache_bytes=512 * MIB,
+        disk_bytes=GIB,
         warm="all",
+        engine="shared",
+        kernels="onednn",
+        batch=5,
+        chunk_tokens=64,
+        suffix_bytes=256 * MIB,
         threads=3,
         audit=True,
     )
@@ -188,6 +209,14 @@ def test_audit_by_its_short_variable(started: Started, value: str, expected: boo
     assert started.options.audit is expected
 
 
+@pytest.mark.parametrize(("value", "expected"), [("0", 0), ("512M", 512 * MIB)])
+def test_disk_budget_by_its_short_variable(started: Started, value: str, expected: int) -> None:
+    """PREFILLQ_DISK_BYTES sets what is kept on disk; 0 keeps nothing."""
+    assert start(PREFILLQ_DISK_BYTES=value).exit_code == 0
+    assert started.options is not None
+    assert started.options.disk_bytes == expected
+
+
 def test_start_ends_with_the_workers_exit_code(started: Started) -> None:
     """A service manager sees how the worker ended."""
     started.exit_code = 3
@@ -211,8 +240,14 @@ def test_error_of_the_service_reaches_the_root_command(
     "arguments",
     [
         ("--cache-bytes", "lots"),
+        ("--disk-bytes", "all"),
         ("--dtype", "int8"),
         ("--warm", "some"),
+        ("--engine", "fast"),
+        ("--kernels", "cuda"),
+        ("--batch", "0"),
+        ("--chunk-tokens", "15"),
+        ("--suffix-bytes", "some"),
         ("--threads", "0"),
         ("--threads", "many"),
     ],
@@ -253,8 +288,8 @@ def test_list_shows_each_worker_and_its_versions(monkeypatch: pytest.MonkeyPatch
     assert done.exit_code == 0
     words = " ".join(done.stdout.split())
     for shown in (
-        "w1 tiny on cpu (float32, reference)",
-        "w2 tiny on cpu (float32, reference)",
+        "w1 tiny on cpu (float32, shared-prefix (transformers))",
+        "w2 tiny on cpu (float32, shared-prefix (transformers))",
         "3 templates, 2 running, cache 3 of 512 MiB, 11 hits, 4 misses",
         "0 templates, 0 running",
         "identical (16 tokens)",
@@ -269,6 +304,31 @@ def test_list_shows_each_worker_and_its_versions(monkeypatch: pytest.MonkeyPatch
         "1.23",
         "identical (16 tokens)",
     ]
+
+
+def test_list_shows_what_was_proven_and_what_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How near the engine comes to the plain path, and why no faster way was taken."""
+    done = list_with(monkeypatch, [DESCRIPTION])
+    assert done.stdout.splitlines()[1:4] == [
+        "  proven in 1.3 s, scores within 2.5e-07 of the plain path's",
+        "  refused: shared (native): no fused decoder [for] this architecture",
+        "  refused: shared (torch): the tokens differ",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("disk", "shown"),
+    [
+        ({"files": 2, "bytes": 62 * MIB, "max_bytes": 4 * GIB}, ", disk 62 of 4096 MiB"),
+        (None, ""),
+    ],
+)
+def test_list_shows_the_disk_when_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, disk: dict[str, int] | None, shown: str
+) -> None:
+    """How much of its budget the folder of prefixes takes; nothing when none are kept."""
+    done = list_with(monkeypatch, [{**DESCRIPTION, "disk": disk}])
+    assert done.stdout.splitlines()[0].endswith(f"4 misses{shown}")
 
 
 def test_list_as_json_is_the_descriptions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,10 @@ inline void Attention::compute(const Step& step, Space& space, const Partial& to
       hide<kVecs>(space.scores, keys, space.a + at, space.b + at, space.c + at);
     }
     soften<kVecs>(space.scores, keys.count, part);
+    if (kVecs == 1 && weigh_few(step.lanes, space.scores, step.lane - at, keys, *space.coming, dim,
+                                part.values)) {
+      return;
+    }
     weigh_values<kVecs>(space.scores, keys, *space.coming, dim, part.values);
   });
 }
@@ -263,8 +267,9 @@ inline void Attention::run() const {
   std::vector<Task> tasks;
   std::vector<Split> splits;
   size_t slots = 0;
-  for (const Tile& tile : tiles) {
-    for (int64_t h = 0; h < kv_heads; ++h) {
+  // Tiles of one KV head follow each other: they read the same keys, which stay in the cache.
+  for (int64_t h = 0; h < kv_heads; ++h) {
+    for (const Tile& tile : tiles) {
       if (tile.cost <= target) {
         tasks.push_back({&tile, h, tile.begin, tile.end, tile.cost, kWhole});
         continue;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "simd.h"
 
@@ -98,6 +99,56 @@ inline void weigh_values(const float* weights, const Keys& keys, const Keys& com
     }
     for (int i = 0; i < kDims; ++i)
       for (int v = 0; v < Vecs; ++v) store(result + (d + i) * kTileWidth + v * kLanes, o[i][v]);
+  }
+}
+
+// The same for a few lanes, with vectors along the head instead of the lanes: each value vector is
+// then read once and in one go. Every sum still runs over the keys in their order.
+template <int Lanes>
+inline void weigh_lanes(const float* weights, const Keys& keys, const Keys& coming, int64_t dim,
+                        float* result) {
+  constexpr int kDimVecs = 12 / Lanes;
+  constexpr int64_t kDims = kDimVecs * kLanes;
+  Ahead ahead(coming.value, coming.count, keys.count);
+  for (int64_t d = 0; d < dim; d += kDims) {
+    const int vecs = static_cast<int>(std::min<int64_t>(kDimVecs, (dim - d) / kLanes));
+    Vec o[Lanes][kDimVecs] = {};
+    const auto sum_keys = [&](auto count) {
+      for (int j = 0; j < keys.count; ++j) {
+        if (d == 0) ahead.step(dim);
+        const float* value = keys.value[j] + d;
+        Vec x[kDimVecs];
+        for (int v = 0; v < count; ++v) x[v] = load(value + v * kLanes);
+        for (int l = 0; l < Lanes; ++l) {
+          const Vec p = splat(weights[j * kTileWidth + l]);
+          for (int v = 0; v < count; ++v) o[l][v] += x[v] * p;
+        }
+      }
+    };
+    if (vecs == kDimVecs) {
+      sum_keys(std::integral_constant<int, kDimVecs>{});
+    } else {
+      sum_keys(vecs);
+    }
+    for (int l = 0; l < Lanes; ++l)
+      for (int v = 0; v < vecs; ++v)
+        for (int i = 0; i < kLanes; ++i)
+          result[(d + v * kLanes + i) * kTileWidth + l] = o[l][v][i];
+  }
+}
+
+// False, and nothing is done, where there are too many lanes for it to pay.
+inline bool weigh_few(int lanes, const float* weights, int first, const Keys& keys,
+                      const Keys& coming, int64_t dim, float* result) {
+  if (dim % kLanes != 0) return false;
+  weights += first;
+  result += first;
+  switch (lanes) {
+    case 1: weigh_lanes<1>(weights, keys, coming, dim, result); return true;
+    case 2: weigh_lanes<2>(weights, keys, coming, dim, result); return true;
+    case 3: weigh_lanes<3>(weights, keys, coming, dim, result); return true;
+    case 4: weigh_lanes<4>(weights, keys, coming, dim, result); return true;
+    default: return false;
   }
 }
 

@@ -48,7 +48,7 @@ def load_kernels(folder: Path) -> None:
 
     Raises `NativeUnavailable` as `build_kernels` does, and where the library cannot be loaded.
     """
-    if hasattr(torch.ops.prefillq, "shared_attention"):
+    if hasattr(torch.ops.prefillq, "decoder_layers"):
         return
     library = build_kernels(folder)
     try:

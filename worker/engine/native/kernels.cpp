@@ -177,6 +177,44 @@ Tensor shared_attention(const Tensor& qkv, const std::vector<Tensor>& prefix_k,
   return out;
 }
 
+// Several decoder layers of the Llama family, one after the other. A call from Python for each part
+// of each layer takes as long as a small batch's arithmetic.
+Tensor decoder_layers(Tensor x, const Tensor& cos, const Tensor& sin,
+                      const std::vector<Tensor>& weights, double eps,
+                      const std::vector<Tensor>& prefix_k, const std::vector<Tensor>& prefix_v,
+                      const Tensor& group_start, const std::vector<Tensor>& pool_k,
+                      const std::vector<Tensor>& pool_v, const Tensor& dest, const Tensor& tables,
+                      const Tensor& row, const Tensor& spans, double scale, int64_t heads,
+                      int64_t kv_heads, int64_t inner) {
+  constexpr size_t kParts = 7;
+  check(x, "x", 2);
+  check(cos, "cos", 2);
+  const size_t layers = pool_k.size();
+  const int64_t hidden = x.size(1), dim = cos.size(1);
+  const size_t groups = layers == 0 ? 0 : prefix_k.size() / layers;
+  TORCH_CHECK(weights.size() == kParts * layers && pool_v.size() == layers &&
+                  prefix_k.size() == groups * layers && prefix_v.size() == prefix_k.size(),
+              "decoder_layers: given ", weights.size(), " weights, ", pool_k.size(), " and ",
+              pool_v.size(), " pools, ", prefix_k.size(), " and ", prefix_v.size(),
+              " prefixes; expected: ", kParts, " weights and one pool a layer");
+  for (size_t layer = 0; layer < layers; ++layer) {
+    const Tensor* w = &weights[kParts * layer];
+    const std::optional<Tensor> bias = w[2].numel() > 0 ? std::make_optional(w[2]) : std::nullopt;
+    Tensor qkv = linear(rms_norm(x, w[0], eps), w[1], (heads + 2 * kv_heads) * dim, bias, {});
+    rope_store_(qkv, cos, sin, pool_k[layer], pool_v[layer], dest, heads, kv_heads);
+    const auto from = static_cast<std::ptrdiff_t>(layer * groups);
+    const auto to = from + static_cast<std::ptrdiff_t>(groups);
+    const std::vector<Tensor> keys(prefix_k.begin() + from, prefix_k.begin() + to);
+    const std::vector<Tensor> values(prefix_v.begin() + from, prefix_v.begin() + to);
+    const Tensor mixed = shared_attention(qkv, keys, values, group_start, pool_k[layer],
+                                          pool_v[layer], tables, row, spans, scale, heads, kv_heads);
+    x = linear(mixed, w[3], hidden, {}, x);
+    const Tensor gate_up = linear(rms_norm(x, w[4], eps), w[5], 2 * inner, {}, {});
+    x = linear(silu_mul(gate_up), w[6], hidden, {}, x);
+  }
+  return x;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(prefillq, m) {
@@ -193,6 +231,11 @@ TORCH_LIBRARY(prefillq, m) {
       "shared_attention(Tensor qkv, Tensor[] prefix_k, Tensor[] prefix_v, Tensor group_start,"
       " Tensor pool_k, Tensor pool_v, Tensor tables, Tensor row, Tensor spans, float scale,"
       " int heads, int kv_heads) -> Tensor");
+  m.def(
+      "decoder_layers(Tensor x, Tensor cos, Tensor sin, Tensor[] weights, float eps,"
+      " Tensor[] prefix_k, Tensor[] prefix_v, Tensor group_start, Tensor[] pool_k,"
+      " Tensor[] pool_v, Tensor dest, Tensor tables, Tensor row, Tensor spans, float scale,"
+      " int heads, int kv_heads, int inner) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(prefillq, CPU, m) {
@@ -202,6 +245,7 @@ TORCH_LIBRARY_IMPL(prefillq, CPU, m) {
   m.impl("silu_mul", &silu_mul);
   m.impl("rope_store_", &rope_store_);
   m.impl("shared_attention", &shared_attention);
+  m.impl("decoder_layers", &decoder_layers);
 }
 
 }  // namespace prefillq

@@ -25,7 +25,7 @@ from worker.engine.base import (
     GenerationRequest,
     non_finite,
 )
-from worker.engine.checks import check_entry, check_key, check_length
+from worker.engine.checks import check_entry, check_ids, check_key, check_length
 from worker.engine.choices import Choices
 from worker.engine.shared.batch import make_batch
 from worker.engine.shared.forward import Forward
@@ -82,6 +82,7 @@ class SharedPrefixEngine:
         if not ids:
             raise InvalidInput("an empty prefix cannot be prefilled", given="0 ids")
         check_length(self._model, len(ids), 1)
+        check_ids(self._model, ids)
         build = PrefixBuild(ids, self._collect)
         kv, seconds = self._submit(build)
         return PrefixEntry.freeze(key=key, ids=tuple(ids), kv=kv, prefill_s=seconds)
@@ -100,6 +101,7 @@ class SharedPrefixEngine:
         )
         new_tokens = ending.max_new_tokens if choices is None else choices.longest
         check_length(model, len(request.ids), new_tokens)
+        check_ids(model, request.ids)
         if request.entry is not None:
             check_entry(model, request.entry, request.ids, new_tokens)
         if choices is not None:
@@ -126,6 +128,7 @@ class SharedPrefixEngine:
     def _loop(self) -> None:
         with torch.no_grad():
             while self._take_arrived():
+                self._drop_waiting()
                 self._admit()
                 chunks = self._still_wanted(self._scheduler.plan())
                 if chunks:
@@ -147,6 +150,13 @@ class SharedPrefixEngine:
             else:
                 self._members[id(member.row)] = member
         return True
+
+    def _drop_waiting(self) -> None:
+        """Answer those that wait for room and are no longer wanted."""
+        for row in tuple(self._scheduler.waiting):
+            member = self._members[id(row)]
+            if self._guarded(member, member.stopped):
+                self._leave(member, clean=True)
 
     def _admit(self) -> None:
         for row in self._scheduler.admit():

@@ -11,7 +11,14 @@ from torch.nn import functional
 from worker.engine.base import PrefixUnsupported
 from worker.engine.shared import hook
 from worker.engine.shared.batch import Batch
-from worker.engine.shared.kernels import Heads, Kernels, Linear
+from worker.engine.shared.decoder import (
+    DecoderLayer,
+    Step,
+    after_attention,
+    attend,
+    run_layers,
+)
+from worker.engine.shared.kernels import Kernels
 from worker.engine.shared.pool import SuffixPool
 
 # Decoders of the Llama family: norm, rotary attention, norm, gated SiLU, and nothing besides.
@@ -78,68 +85,18 @@ class FusedForward:
         self._kernels = kernels
         self._embedding: Tensor = body.embed_tokens.weight
         self._rotary = body.rotary_emb
-        self._layers = [_Layer(layer, kernels) for layer in body.layers]
+        self._layers = [DecoderLayer.read(layer, kernels) for layer in body.layers]
         self._norm = body.norm
         self._head = kernels.pack([module.lm_head.weight], module.lm_head.bias)
 
     def __call__(self, batch: Batch, pool: SuffixPool) -> Tensor:
-        kernels = self._kernels
+        kernels, last = self._kernels, self._layers[-1]
         x = functional.embedding(batch.ids, self._embedding)
         cos, sin = (t[0].contiguous() for t in self._rotary(x[None], batch.positions[None]))
-        last = len(self._layers) - 1
-        for number, layer in enumerate(self._layers):
-            qkv = layer.queries_keys_values(x)
-            kernels.rotate_and_store(
-                qkv, cos, sin, heads=layer.heads, batch=batch, pool=pool, layer=number
-            )
-            mixed = kernels.attend(
-                qkv, heads=layer.heads, batch=batch, pool=pool, layer=number, scale=layer.scale
-            )
-            if number == last:  # beyond its attention, only what is asked for
-                mixed, x = mixed[batch.wanted], x[batch.wanted]
-            x = layer.after_attention(mixed, x)
+        step = Step(cos=cos, sin=sin, batch=batch, pool=pool)
+        x = run_layers(kernels, self._layers[:-1], x, step)
+        # Beyond the last layer's attention, only what is asked for is computed.
+        mixed = attend(kernels, last, len(self._layers) - 1, x, step)[batch.wanted]
+        x = after_attention(kernels, last, mixed, x[batch.wanted])
         x = kernels.rms_norm(x, self._norm.weight, self._norm.variance_epsilon)
         return kernels.linear(x, self._head)
-
-
-class _Layer:
-    """One decoder layer's weights, packed."""
-
-    def __init__(self, layer: Any, kernels: Kernels) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        self._kernels = kernels
-        self.heads = Heads(
-            query=attention.q_proj.out_features // attention.head_dim,
-            kv=attention.k_proj.out_features // attention.head_dim,
-            dim=attention.head_dim,
-        )
-        self.scale = float(attention.scaling)
-        self._qkv = _join(kernels, attention.q_proj, attention.k_proj, attention.v_proj)
-        self._out = _join(kernels, attention.o_proj)
-        self._gate_up = _join(kernels, mlp.gate_proj, mlp.up_proj)
-        self._down = _join(kernels, mlp.down_proj)
-        self._before, self._between = layer.input_layernorm, layer.post_attention_layernorm
-        self._head_norms = (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
-
-    def queries_keys_values(self, x: Tensor) -> Tensor:
-        """[N, (query heads + 2 kv heads) * dim], not rotated yet."""
-        qkv = self._kernels.linear(self._normed(x, self._before), self._qkv)
-        for norm, part in zip(self._head_norms, self.heads.split(qkv), strict=False):
-            if norm is not None:  # Qwen3 norms each head
-                rows = part.reshape(-1, self.heads.dim)
-                part.copy_(self._normed(rows, norm).view(part.shape))
-        return qkv
-
-    def after_attention(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """The layer's output [N, hidden] from attention's and its own input."""
-        x = self._kernels.linear(mixed, self._out, residual=x)
-        gate_up = self._kernels.linear(self._normed(x, self._between), self._gate_up)
-        return self._kernels.linear(self._kernels.silu_mul(gate_up), self._down, residual=x)
-
-    def _normed(self, x: Tensor, norm: Any) -> Tensor:
-        return self._kernels.rms_norm(x, norm.weight, norm.variance_epsilon)
-
-
-def _join(kernels: Kernels, *linears: Any) -> Linear:
-    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    return kernels.pack([linear.weight for linear in linears], bias)

@@ -185,12 +185,11 @@ class NativeKernels(TorchKernels):
     def attend(
         self, qkv: Tensor, *, heads: Heads, batch: Batch, pool: SuffixPool, layer: int, scale: float
     ) -> Tensor:
-        empty = pool.keys[layer].new_empty((heads.kv, 0, heads.dim))
-        caches = [None if e is None else e.kv.layers[layer] for e in batch.entries]
+        keys, values = _prefixes(batch, pool, layer, heads)
         out: Tensor = torch.ops.prefillq.shared_attention(
             qkv,
-            [empty if c is None else c.keys[0] for c in caches],
-            [empty if c is None else c.values[0] for c in caches],
+            keys,
+            values,
             batch.group_tensor,
             pool.keys[layer],
             pool.values[layer],
@@ -202,6 +201,63 @@ class NativeKernels(TorchKernels):
             heads.kv,
         )
         return out
+
+    def takes_layers(self, layers: Sequence[Any]) -> bool:
+        """Whether `decoder_layers` has all that the layers have."""
+        return all(
+            layer.head_norms is None
+            and layer.out.bias is layer.gate_up.bias is layer.down.bias is None
+            and layer.heads == layers[0].heads
+            for layer in layers
+        )
+
+    def decoder_layers(self, layers: Sequence[Any], x: Tensor, step: Any) -> Tensor:
+        """`worker.engine.shared.decoder.run_layers` in one call: small batches wait for Python."""
+        if not layers:
+            return x
+        batch, pool, heads = step.batch, step.pool, layers[0].heads
+        none = x.new_empty(0)
+        weights, keys, values = [], [], []
+        for number, layer in enumerate(layers):
+            bias = none if layer.qkv.bias is None else layer.qkv.bias
+            weights += [layer.before, layer.qkv.weight, bias, layer.out.weight]
+            weights += [layer.between, layer.gate_up.weight, layer.down.weight]
+            prefixes = _prefixes(batch, pool, number, heads)
+            keys += prefixes[0]
+            values += prefixes[1]
+        out: Tensor = torch.ops.prefillq.decoder_layers(
+            x,
+            step.cos,
+            step.sin,
+            weights,
+            layers[0].eps,
+            keys,
+            values,
+            batch.group_tensor,
+            pool.keys[: len(layers)],
+            pool.values[: len(layers)],
+            batch.dest,
+            batch.tables,
+            batch.row,
+            batch.spans,
+            layers[0].scale,
+            heads.query,
+            heads.kv,
+            layers[0].gate_up.out_features // 2,
+        )
+        return out
+
+
+def _prefixes(
+    batch: Batch, pool: SuffixPool, layer: int, heads: Heads
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Each group's keys and values [kv heads, prefix tokens, dim], none for no prefix."""
+    empty = pool.keys[layer].new_empty((heads.kv, 0, heads.dim))
+    caches = [None if entry is None else entry.kv.layers[layer] for entry in batch.entries]
+    return (
+        [empty if cache is None else cache.keys[0] for cache in caches],
+        [empty if cache is None else cache.values[0] for cache in caches],
+    )
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from worker.engine.base import PrefixUnsupported
+from worker.engine.rotary import rotary_types
 from worker.engine.shared.pool import LayerShape
 
 # Past a length all angles are others, also those of tokens that came before and of other rows; see
@@ -27,7 +27,7 @@ def layer_shapes(module: Any) -> list[LayerShape]:
         raise PrefixUnsupported(
             "the model has a cache of its own kind", given=type(module).__name__
         )
-    if changing := sorted(_LENGTH_DEPENDENT & set(_rotary_types(module))):
+    if changing := sorted(_LENGTH_DEPENDENT & rotary_types(module)):
         raise PrefixUnsupported(
             "the model's rotary angles depend on the longest text in the batch",
             given=", ".join(changing),
@@ -41,15 +41,6 @@ def layer_shapes(module: Any) -> list[LayerShape]:
     with torch.no_grad():
         module(input_ids=torch.tensor([[0, 1]], device=module.device), cache=kv, use_cache=True)
     return [_shape(layer) for layer in kv.layers]
-
-
-def _rotary_types(module: Any) -> Iterator[str]:
-    for part in module.modules():
-        given = getattr(part, "rope_type", None)
-        if isinstance(given, dict):  # one for each kind of layer
-            yield from given.values()
-        elif given is not None:
-            yield given
 
 
 def _shape(layer: Any) -> LayerShape:

@@ -69,9 +69,9 @@ class Scheduler:
         return self._running
 
     @property
-    def waiting(self) -> int:
-        """Rows not admitted yet."""
-        return len(self._waiting)
+    def waiting(self) -> Sequence[Row]:
+        """Rows not admitted yet, in order of arrival."""
+        return self._waiting
 
     @property
     def free_blocks(self) -> int:
