@@ -19,6 +19,7 @@ from contract.model_store import find_model
 from contract.redis_client import connect
 from contract.settings import Settings
 from local.redis_server import EmbeddedRedis
+from tests.support.kernels import share_kernels
 from tests.support.tiny import make_tiny_llama
 from worker.openmp import wait_passively
 
@@ -57,8 +58,9 @@ def redis_url() -> Iterator[str]:
 
 @pytest.fixture
 def settings(redis_url: str, tmp_path: Path) -> Settings:
-    """Settings for an empty database and an empty cache folder."""
+    """Settings for an empty database and a cache folder with nothing but compiled kernels."""
     chosen = Settings(redis_url=redis_url, cache_dir=tmp_path / "cache", lease_s=6.0)
+    share_kernels(chosen.cache_dir)
     with connect(chosen) as client:
         client.flushdb()
     return chosen

@@ -14,6 +14,7 @@ from templates.prepare import Preparer
 from templates.registry import Registry
 from templates.spec import load_spec
 from tests.support.command_line import CommandLine
+from tests.support.kernels import share_kernels
 
 Publish = Callable[..., None]
 
@@ -43,6 +44,7 @@ samples:
 def cache_dir(smollm2: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder with the real model, shared so that the model is hashed only once."""
     settings = Settings(cache_dir=tmp_path_factory.mktemp("cache"))
+    share_kernels(settings.cache_dir)
     settings.models_dir.mkdir()
     (settings.models_dir / smollm2.name).symlink_to(smollm2.path)
     return settings.cache_dir

@@ -15,6 +15,7 @@ from local.redis_server import EmbeddedRedis
 from local.workers import WorkerProcess
 from producer.client import Producer
 from templates.registry import Registry
+from tests.support.kernels import share_kernels
 from tests.support.templates import make_spec, publish
 
 FULL_S = 4.0
@@ -26,6 +27,7 @@ def test_worker_outlives_a_full_redis_and_no_job_is_lost(
     """Case Q22: at maxmemory the worker goes on trying, and every job is answered afterwards."""
     with EmbeddedRedis() as server:
         settings = Settings(redis_url=server.url, cache_dir=tmp_path, lease_s=6.0)
+        share_kernels(tmp_path)
         worker = WorkerProcess(
             settings,
             log_path=tmp_path / "worker.log",

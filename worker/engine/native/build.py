@@ -12,11 +12,16 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from contract.errors import PrefillqError
+from contract.logs import get_logger
+
+log = get_logger(__name__)
 
 SOURCES = Path(__file__).parent
 LIBRARY = "kernels.so"
@@ -64,8 +69,8 @@ def load_kernels(folder: Path) -> None:
 def build_kernels(folder: Path) -> Path:
     """The library under `folder` that fits this machine and PyTorch, built where it is missing.
 
-    Several processes may call it at once: each builds apart and moves its library into place in
-    one step.
+    Of several processes that call it at once one builds, and the others wait for it. The library
+    is moved into place in one step.
 
     Raises `NativeUnavailable` off Linux, on a processor without AVX2, AVX-512 or 64-bit ARM,
     without GCC, and where the compiler fails. (Only AVX2 has been tried.)
@@ -153,7 +158,13 @@ def _build(compiler: str, library: Path) -> None:
     torch_root = Path(torch.__file__).parent
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        with (
+            FileLock(library.parent / ".lock"),
+            tempfile.TemporaryDirectory(dir=library.parent) as scratch,
+        ):
+            if library.exists():  # another process was first
+                return
+            started = time.perf_counter()
             compiled, linked = Path(scratch) / "kernels.o", Path(scratch) / LIBRARY
             source = [str(SOURCES / "kernels.cpp"), f"-I{torch_root / 'include'}"]
             _run([compiler, *_flags(), "-c", *source, "-o", str(compiled)], DOES_NOT_COMPILE)
@@ -164,6 +175,7 @@ def _build(compiler: str, library: Path) -> None:
                 DOES_NOT_COMPILE,
             )
             linked.replace(library)
+            log.info("kernels_built", seconds=round(time.perf_counter() - started, 1))
     except OSError as error:
         raise NativeUnavailable(
             "the CPU kernels cannot be written",
