@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import transformers
 
 from contract.errors import ModelError, PrefillqError
 from contract.logs import get_logger
@@ -28,6 +27,7 @@ from worker.engine.proof import CHUNK_TOKENS, Proof
 from worker.engine.reference import ReferenceEngine, UncachedEngine
 from worker.engine.shared.build import SharedEngines, SharedOptions
 from worker.model import LoadedModel
+from worker.versions import library_versions
 
 log = get_logger(__name__)
 
@@ -203,8 +203,7 @@ def _fingerprint(model: LoadedModel, options: SharedOptions, mode: str, kernels:
         str(device),
         processor,
         str(model.dtype),
-        torch.__version__,
-        transformers.__version__,
+        library_versions(),
         mode,
         kernels,
         options.native_folder is not None,

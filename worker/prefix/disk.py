@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -32,6 +31,7 @@ from contract.logs import get_logger
 from worker.engine.parity import Parity
 from worker.prefix import tensors
 from worker.prefix.entry import PrefixEntry, PrefixKey
+from worker.versions import library_versions
 
 log = get_logger(__name__)
 
@@ -206,8 +206,7 @@ def _identity(key: PrefixKey, ids: Sequence[int]) -> dict[str, Any]:
         "format": FORMAT,
         "key": asdict(key),
         "ids": digest(list(ids)),
-        "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
+        **library_versions(),
         "hardware": torch.cuda.get_device_name(device)
         if device.type == "cuda"
         else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",

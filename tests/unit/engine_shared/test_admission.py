@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from contract.errors import ModelError
@@ -34,6 +33,7 @@ from worker.engine.shared.batch import Batch, make_batch
 from worker.engine.shared.build import SharedOptions
 from worker.engine.shared.pool import SuffixPool
 from worker.model import LoadedModel
+from worker.versions import library_versions
 
 OPTIONS = SharedOptions(rows=8, chunk_tokens=64, suffix_bytes=1 << 20)
 
@@ -250,8 +250,8 @@ def test_other_circumstances_are_proven_again(
     model, engine_options = tiny_model(), OPTIONS
     options: dict[str, Any] = {"folder": tmp_path}
     if change in ("torch", "transformers"):
-        library = {"torch": torch, "transformers": transformers}[change]
-        monkeypatch.setattr(library, "__version__", "99.0.0")
+        versions = library_versions() | {change: "99.0.0"}
+        monkeypatch.setattr(module, "library_versions", lambda: versions)
     elif change == "model":
         model = tiny_model(seed=1)
     elif change == "dtype":

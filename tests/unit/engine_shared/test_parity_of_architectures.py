@@ -209,7 +209,8 @@ def test_copied_prefix_of_a_text_that_grows_past_the_length(architecture: str, m
     with closing(engine):
         entry = engine.prefill(key_for(model), PREFIXES[0]) if mode == "copy" else None
         ours = answer(engine, job, entry)
-    assert ours.token_ids == answer(ReferenceEngine(model), job).token_ids
+    # Compared with the same model anew: with dynamic angles one long text changes the next one's.
+    assert ours.token_ids == answer(ReferenceEngine(tiny_model(architecture)), job).token_ids
 
 
 def test_model_that_can_neither_share_nor_copy_runs_plainly(

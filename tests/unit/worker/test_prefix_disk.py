@@ -17,7 +17,6 @@ from typing import Any, Self
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
 from transformers import DynamicCache
 
@@ -27,6 +26,7 @@ from worker.engine.parity import Parity
 from worker.prefix import disk, tensors
 from worker.prefix.disk import PrefixStore
 from worker.prefix.entry import PrefixEntry, PrefixKey
+from worker.versions import library_versions
 
 PREFIX = random_ids(64, seed=1)
 JOB = PREFIX + random_ids(20, seed=2)
@@ -196,15 +196,16 @@ def test_each_part_of_the_key_keeps_files_apart(store: PrefixStore, log: Log, fi
     assert not log.reasons("prefix_file_refused")
 
 
-@pytest.mark.parametrize("module", [torch, transformers])
+@pytest.mark.parametrize("library", ["torch", "transformers"])
 def test_other_software_has_other_files(
-    store: PrefixStore, module: Any, monkeypatch: pytest.MonkeyPatch
+    store: PrefixStore, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an upgrade everything is computed anew; after a step back the old files are there."""
     entry = prefill()
     save(store, entry)
     with monkeypatch.context() as upgraded:
-        upgraded.setattr(module, "__version__", "99.0.0")
+        versions = library_versions() | {library: "99.0.0"}
+        upgraded.setattr(disk, "library_versions", lambda: versions)
         assert load(store, entry) is None
         save(store, entry)
         assert load(store, entry) is not None

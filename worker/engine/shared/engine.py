@@ -128,8 +128,8 @@ class SharedPrefixEngine:
     def _loop(self) -> None:
         with torch.no_grad():
             while self._take_arrived():
-                self._drop_waiting()
                 self._admit()
+                self._drop_waiting()
                 chunks = self._still_wanted(self._scheduler.plan())
                 if chunks:
                     self._step(chunks)
