@@ -1,0 +1,1 @@
+"""Other ways to do the same work, each in a process and an environment of its own."""
