@@ -203,13 +203,13 @@ def _show(description: dict[str, Any]) -> None:
         f"cache {cache['bytes'] / MIB:.0f} of {cache['max_bytes'] / MIB:.0f} MiB, "
         f"{cache['hits']} hits, {cache['misses']} misses{on_disk}"
     )
-    admission = description["admission"]
-    click.echo(
-        f"  proven in {admission['seconds']:.1f} s, scores within"
-        f" {admission['max_logit_error']:.1e} of the plain path's"
-    )
-    for refusal in admission["refused"]:
-        click.echo(f"  refused: {refusal['way']}: {one_line(refusal['reason'])}")
+    if admission := description.get("admission"):  # a worker of an older release has none
+        click.echo(
+            f"  proven in {admission['seconds']:.1f} s, scores within"
+            f" {admission['max_logit_error']:.1e} of the plain path's"
+        )
+        for refusal in admission["refused"]:
+            click.echo(f"  refused: {refusal['way']}: {one_line(refusal['reason'])}")
     emit_table(
         ("version", "prefix tokens", "MiB", "in cache", "prefill s", "cached against uncached"),
         [

@@ -23,6 +23,7 @@ from contract.errors import ModelError, PrefillqError
 from contract.logs import get_logger
 from worker.engine.base import Engine
 from worker.engine.names import AUTO_KERNELS, KERNELS, Auto, KernelName, Mode
+from worker.engine.native.build import NativeUnavailable
 from worker.engine.proof import CHUNK_TOKENS, Proof
 from worker.engine.reference import ReferenceEngine, UncachedEngine
 from worker.engine.shared.build import SharedEngines, SharedOptions
@@ -51,6 +52,7 @@ class Refusal:
 
     way: str
     reason: str
+    passing: bool = False  # for want of a compiler, say: to be tried again at the next start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ def admit(
     engine = None if admission is None else _rebuilt(model, shared, admission.way)
     if admission is None or engine is None:
         admission = _prove(model, shared, list(_ways(mode, kernels)))
-        if kept is not None:
+        if kept is not None and not any(refusal.passing for refusal in admission.refused):
             _write(kept, admission)
         engine = _build(model, shared, admission.way)
     log.info(
@@ -138,7 +140,8 @@ def _prove(model: LoadedModel, shared: SharedEngines, ways: list[Way]) -> Admiss
             with closing(_build(model, shared, way, chunk_tokens=CHUNK_TOKENS)) as engine:
                 error_share = 0.0 if way.mode == "reference" else proof.check(engine)
         except Exception as problem:  # noqa: BLE001 - whatever goes wrong in it, the way is no way
-            refused.append(Refusal(way=str(way), reason=_reason(problem)))
+            passing = isinstance(problem, NativeUnavailable)
+            refused.append(Refusal(way=str(way), reason=_reason(problem), passing=passing))
             if way.kernels is not None:
                 shared.forget(way.kernels)
             continue

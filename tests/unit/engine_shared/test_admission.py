@@ -18,6 +18,7 @@ from contract.errors import ModelError
 from tests.support.tiny_models import answer, key_for, random_ids, tiny_model
 from worker.engine import admission as module
 from worker.engine.admission import Admission, Refusal, Way, admit
+from worker.engine.base import PrefixUnsupported
 from worker.engine.names import Mode
 from worker.engine.native.build import NativeUnavailable
 from worker.engine.reference import ReferenceEngine
@@ -294,7 +295,7 @@ def test_remembered_way_that_is_gone_is_proven_again(
 
     def without_onednn(self: Any, kernels: str, **options: Any) -> Any:
         if kernels == "onednn":
-            raise NativeUnavailable("gone")
+            raise PrefixUnsupported("gone")
         return make(self, kernels, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(build.SharedEngines, "make", without_onednn)
@@ -302,6 +303,24 @@ def test_remembered_way_that_is_gone_is_proven_again(
     assert (admission.way, len(proofs)) == (Way(mode="shared", kernels="torch"), 2)
     assert admitted(tiny_model(), folder=tmp_path) == admission
     assert len(proofs) == 2
+
+
+def test_what_may_be_had_later_is_tried_again(
+    tmp_path: Path, proofs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a compiler the next way is taken, but only until there is one."""
+
+    def no_compiler(*_: object) -> None:
+        raise NativeUnavailable("no compiler")
+
+    options = replace(OPTIONS, native_folder=tmp_path / "native")
+    monkeypatch.setattr(build, "load_kernels", no_compiler)
+    for count in (1, 2):
+        engine, admission = admit(tiny_model(), options, folder=tmp_path)
+        engine.close()
+        assert admission.refused[0].passing
+        assert len(proofs) == count
+    assert not list(tmp_path.glob("*.json"))
 
 
 def test_folder_that_cannot_be_written_is_harmless(tmp_path: Path, log: Log) -> None:

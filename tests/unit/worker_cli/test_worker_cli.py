@@ -316,6 +316,14 @@ def test_list_shows_what_was_proven_and_what_was_refused(monkeypatch: pytest.Mon
     ]
 
 
+def test_worker_of_an_older_release_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While workers are replaced one by one, both kinds are in the list."""
+    older = {key: value for key, value in DESCRIPTION.items() if key not in ("admission", "disk")}
+    done = list_with(monkeypatch, [older, {**DESCRIPTION, "id": "w2"}])
+    assert done.exit_code == 0
+    assert done.stdout.count("acme/notes@12") == 2
+
+
 @pytest.mark.parametrize(
     ("disk", "shown"),
     [
