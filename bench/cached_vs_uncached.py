@@ -9,7 +9,6 @@ tokens, and both ways must give the same ones.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from statistics import median
@@ -17,6 +16,7 @@ from statistics import median
 import click
 
 from bench.machine import describe_machine
+from contract.console import emit_json, json_option
 from contract.settings import Settings
 from templates.compile import compile_template
 from templates.examples import example_paths
@@ -47,7 +47,7 @@ def _timed(call: Callable[[], Generation]) -> tuple[float, Generation]:
 @click.command()
 @click.option("--jobs", default=9, show_default=True, help="Requests, each run both ways.")
 @click.option("--new-tokens", default=32, show_default=True)
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def main(*, jobs: int, new_tokens: int, as_json: bool) -> None:
     """Print medians and the ratio."""
     settings = Settings.load()
@@ -114,7 +114,7 @@ def main(*, jobs: int, new_tokens: int, as_json: bool) -> None:
         "ratio": median(u / c for u, c in zip(uncached_s, cached_s, strict=True)),
     }
     if as_json:
-        click.echo(json.dumps(outcome))
+        emit_json(outcome)
         return
     for name, value in outcome.items():
         click.echo(f"{name:22} {value:.3f}" if isinstance(value, float) else f"{name:22} {value}")

@@ -9,7 +9,6 @@ Between its turns each of the two waits without computing.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ import click
 from bench.cached_vs_uncached import triage
 from bench.engines import Engines, exactly, load_engines, timed
 from bench.machine import describe_machine
+from contract.console import emit_json, json_option
 from contract.errors import PrefillqError
 from contract.redis_client import connect
 from contract.settings import Settings
@@ -42,7 +42,7 @@ _WAIT_S = 1800.0
 @click.option("--new-tokens", default=32, show_default=True)
 @click.option("--batch", default=32, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def main(*, jobs: int, new_tokens: int, batch: int, rounds: int, as_json: bool) -> None:
     """Print jobs per second both ways, and the share that is left of the engine's."""
     engines = load_engines(DEFAULT_MODEL, rows=batch)
@@ -90,7 +90,7 @@ def main(*, jobs: int, new_tokens: int, batch: int, rounds: int, as_json: bool) 
         "share": median(b / w for b, w in zip(bare_s, whole_s, strict=True)),
     }
     if as_json:
-        click.echo(json.dumps(figures))
+        emit_json(figures)
         return
     for name, value in figures.items():
         click.echo(f"{name:22} {value:.4g}" if isinstance(value, float) else f"{name:22} {value}")

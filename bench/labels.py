@@ -8,7 +8,6 @@ one by one, as a loop over a model does it, and in batches of equal length.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
@@ -18,6 +17,7 @@ import torch
 
 from bench.engines import Engines, exactly, load_engines, timed
 from bench.machine import describe_machine
+from contract.console import emit_json, json_option
 from worker.engine.base import GenerationRequest
 from worker.options import DEFAULT_MODEL
 
@@ -30,7 +30,7 @@ _ONE_BY_ONE, _BATCHED = 24, 64  # tickets of a round that are re-encoded
 @click.option("--tickets", default=600, show_default=True, type=click.IntRange(min=_BATCHED))
 @click.option("--batch", default=32, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def main(*, tickets: int, batch: int, rounds: int, as_json: bool) -> None:
     """Print seconds per ticket, the ratios, and how far the probabilities differ."""
     engines = load_engines(DEFAULT_MODEL, rows=batch)
@@ -81,7 +81,7 @@ def main(*, tickets: int, batch: int, rounds: int, as_json: bool) -> None:
         "largest_probability_difference": worst,
     }
     if as_json:
-        click.echo(json.dumps(figures))
+        emit_json(figures)
         return
     for name, value in figures.items():
         click.echo(f"{name:32} {value:.4g}" if isinstance(value, float) else f"{name:32} {value}")

@@ -8,7 +8,6 @@ takes one at a time. A latency runs from a job's arrival to its last token.
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
@@ -21,6 +20,7 @@ import click
 
 from bench.engines import Engines, exactly, load_engines, percentile
 from bench.machine import describe_machine
+from contract.console import emit_json, json_option
 from worker.engine.base import Engine, Generation, GenerationRequest
 from worker.options import DEFAULT_MODEL
 
@@ -41,7 +41,7 @@ class _Job:
 @click.option("--batch", default=32, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--without-copy", is_flag=True, help="Only the admitted engine.")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def main(
     *, jobs: int, rate: float, batch: int, seed: int, without_copy: bool, as_json: bool
 ) -> None:
@@ -65,7 +65,7 @@ def main(
         figures["equal"] = sum(ours == theirs for ours, theirs in pairs)
     engines.ours.close()
     if as_json:
-        click.echo(json.dumps(figures))
+        emit_json(figures)
         return
     for name, value in figures.items():
         click.echo(f"{name:20} {value}")

@@ -9,7 +9,6 @@ that is what greedy generation without a cache gives.
 
 from __future__ import annotations
 
-import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +17,7 @@ import torch
 
 from bench.engines import Engines, exactly, load_engines, timed
 from bench.machine import describe_machine
+from contract.console import emit_json, json_option
 from worker.engine.base import Generation, GenerationRequest
 from worker.options import DEFAULT_MODEL
 
@@ -30,7 +30,7 @@ ANSWERS = (1, 32)
 @click.option("--jobs", default=500, show_default=True, type=click.IntRange(min=1))
 @click.option("--batch", default=32, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def main(*, jobs: int, batch: int, seed: int, as_json: bool) -> None:
     """Print how many answers are identical; exit 1 when one is not."""
     engines = load_engines(DEFAULT_MODEL, rows=batch)
@@ -72,9 +72,10 @@ def main(*, jobs: int, batch: int, seed: int, as_json: bool) -> None:
         "narrowest_margin": min(margins),
         "engine_s": round(seconds, 1),
     }
-    click.echo(
-        json.dumps(figures) if as_json else "\n".join(f"{k:18} {v}" for k, v in figures.items())
-    )
+    if as_json:
+        emit_json(figures)
+    else:
+        click.echo("\n".join(f"{name:18} {value}" for name, value in figures.items()))
     if identical < jobs:
         raise SystemExit(1)
 

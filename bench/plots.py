@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from contract.console import emit_json, json_option
+
 _NAMES = {
     "ours": "prefillq",
     "openvino": "OpenVINO GenAI",
@@ -34,16 +36,22 @@ _COLOURS = {
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path())
-def main(*, files: Sequence[Path], out: Path) -> None:
-    """Draw each result of `prefillq bench peers --json FILE`: seconds per job."""
+@json_option
+def main(*, files: Sequence[Path], out: Path, as_json: bool) -> None:
+    """Draw each result of `prefillq bench peers --json`: seconds per job."""
     import matplotlib as mpl
 
     mpl.use("Agg")
+    drawn = []
     for file in files:
         outcome = json.loads(file.read_text("utf-8"))
         target = out / f"{file.stem}.png"
         _draw(outcome, target)
-        click.echo(str(target))
+        drawn.append(str(target))
+    if as_json:
+        emit_json({"drawn": drawn})
+    else:
+        click.echo("\n".join(drawn))
 
 
 def _draw(outcome: dict[str, Any], target: Path) -> None:

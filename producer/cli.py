@@ -23,6 +23,7 @@ INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
 
 # Listed without importing the commands: their modules may need what is not installed.
 _SUMMARIES = {
+    "bench": "Measure the engine, alone and beside its peers.",
     "demo": "Start Redis and a worker here, publish the examples, run jobs, show results, stop.",
     "models": "Fetch models and see which are at hand.",
     "templates": "Publish prompt templates and look after their versions.",

@@ -1,7 +1,7 @@
 """Seconds per job of several ways to do the same work, side by side in one run.
 
     python -m bench.peers.setup                      once: OpenVINO GenAI and llama.cpp
-    python -m bench.peers --workload a --batch 1,8,32 --rounds 3 --json result.json
+    python -m bench.peers --workload a --batch 1,8,32 --rounds 3 [--json]
 
 Every peer runs in a process of its own and in turn with the others. All work is greedy, in
 float32, on the same random ids, and every job makes exactly as many tokens.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 import torch
@@ -23,6 +22,7 @@ from bench.peers.catalog import PeerSpec, peer_specs
 from bench.peers.driver import Peer, PeerFailed
 from bench.peers.measure import WORKLOADS, Row, Workload, measure, tabulate
 from bench.peers.protocol import Load, Work
+from contract.console import emit_json, json_option
 from contract.model_folder import ModelFolder
 from contract.settings import Settings
 from worker.models.fetch import fetch_model
@@ -47,11 +47,19 @@ def _names(_: object, __: object, value: str) -> tuple[str, ...]:
 
 @click.command()
 @click.option("--workload", type=click.Choice(sorted(WORKLOADS)), default="a", show_default=True)
-@click.option("--batch", "batches", default="1,8,32", show_default=True, callback=_numbers)
+@click.option(
+    "--batch",
+    "batches",
+    envvar="PREFILLQ_BENCH_PEERS_BATCH",
+    default="1,8,32",
+    show_default=True,
+    callback=_numbers,
+)
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option(
     "--peers",
     "names",
+    envvar="PREFILLQ_BENCH_PEERS_PEERS",
     default="uncached,copy,openvino,llamacpp",
     show_default=True,
     callback=_names,
@@ -68,7 +76,7 @@ def _names(_: object, __: object, value: str) -> tuple[str, ...]:
 @click.option("--threads", default=2, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--model", default=DEFAULT_MODEL, show_default=True)
-@click.option("--json", "out", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
 def main(
     *,
     workload: str,
@@ -80,7 +88,7 @@ def main(
     threads: int,
     seed: int,
     model: str,
-    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Print medians and how many answers were equal to uncached generate."""
     settings = Settings.load()
@@ -136,9 +144,7 @@ def main(
         / peak
         for w in workloads
     }
-    click.echo(f"matrix products at {peak / 1e9:.0f} GFLOP/s; floors in s per job: {floors}")
-    _print(rows)
-    if out is not None:
+    if as_json:
         outcome = {
             "machine": describe_machine(),
             "model": folder.name,
@@ -150,7 +156,10 @@ def main(
             "gemm_gflops": [peak / 1e9 for peak in peaks],
             "rows": [asdict(row) | {"floor_s": floors[row.prefix_len]} for row in rows],
         }
-        out.write_text(json.dumps(outcome, indent=1) + "\n", "utf-8")
+        emit_json(outcome)
+        return
+    click.echo(f"matrix products at {peak / 1e9:.0f} GFLOP/s; floors in s per job: {floors}")
+    _print(rows)
 
 
 class _Oracle:

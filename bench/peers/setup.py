@@ -20,6 +20,7 @@ import click
 from bench.peers.catalog import gguf_model, home, interpreter, openvino_model
 from bench.peers.driver import PeerFailed
 from bench.peers.gguf_file import write_llama_gguf
+from contract.console import emit_json, json_option
 from contract.model_folder import ModelFolder
 from contract.settings import Settings
 from worker.models.fetch import fetch_model
@@ -139,7 +140,8 @@ def _tell(what: str) -> None:
 @click.command()
 @click.argument("peers", nargs=-1, type=click.Choice(sorted(SET_UPS)))
 @click.option("--model", default=DEFAULT_MODEL, show_default=True)
-def main(*, peers: tuple[str, ...], model: str) -> None:
+@json_option
+def main(*, peers: tuple[str, ...], model: str, as_json: bool) -> None:
     """Set up these peers, or all of them."""
     settings = Settings.load()
     folder = fetch_model(model, settings)
@@ -149,6 +151,8 @@ def main(*, peers: tuple[str, ...], model: str) -> None:
         except PeerFailed as error:
             raise click.ClickException(str(error)) from error
         _tell(f"{peer}: ready")
+    if as_json:
+        emit_json({"ready": list(peers) or sorted(SET_UPS)})
 
 
 if __name__ == "__main__":
