@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from contract.logs import configure_logs
 from contract.settings import Settings
 from templates.spec import GenerationSpec
 from worker.device import default_dtype, pick_device
@@ -52,6 +53,7 @@ class Engines:
 
 def load_engines(name: str, *, rows: int, threads: int | None = None) -> Engines:
     """Load a model and admit it, as a worker does it."""
+    configure_logs(level="WARNING")  # to stderr; the figures have stdout to themselves
     if threads is not None:
         torch.set_num_threads(threads)
     settings = Settings.load()
