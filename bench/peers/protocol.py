@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TextIO
+from typing import Any, NoReturn, Protocol, TextIO
 
 Ids = list[int]
 
@@ -69,10 +69,11 @@ class Runner(Protocol):
         """Warm the prefix, then run all jobs and time that."""
 
 
-def serve(runner: Runner) -> None:
-    """Answer requests from standard input until `quit` or its end.
+def serve(runner: Runner) -> NoReturn:
+    """Answer requests from standard input until `quit` or its end; then the process ends.
 
-    Libraries print on standard output as they like; all of that goes to standard error.
+    Libraries print on standard output as they like; all of that goes to standard error. Threads
+    that they leave running do not keep the process, which would outlive the bench.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -80,13 +81,15 @@ def serve(runner: Runner) -> None:
         request = json.loads(line)
         if request["op"] == "quit":
             _say(answers, {})
-            return
+            break
         try:
             answer = _perform(runner, request)
         except Exception as error:  # noqa: BLE001 - all of it is the caller's to know
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
         _say(answers, answer)
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def shared_prefix(work: Work) -> Ids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 
 from bench.peers.protocol import Answer, Load, Work, serve
@@ -17,11 +18,12 @@ ANSWERS = {
 
 
 class Echo:
-    """Answers with the prompts' own ids, reversed."""
+    """Answers with the prompts' own ids, reversed. Prints, and leaves a thread running."""
 
     def load(self, load: Load) -> str:
         sys.stdout.write("a library's chatter on standard output\n")
         os.write(1, b"and below Python's own buffer\n")
+        threading.Thread(target=time.sleep, args=(100,)).start()
         return f"fake of {load.model}, eos {load.eos_ids}"
 
     def run(self, work: Work) -> Answer:

@@ -47,6 +47,13 @@ def test_one_line_in_one_line_out() -> None:
     ]
 
 
+def test_the_end_of_input_ends_the_process() -> None:
+    """A peer whose bench is gone ends, though a library of its own left a thread running."""
+    load = dict.fromkeys(("prefix_len", "own_len", "max_batch", "threads"), 1)
+    request = json.dumps({"op": "load", "model": "m", "eos_ids": [2], **load})
+    assert converse(request) == [{"note": "fake of m, eos (2,)"}]  # within its limit of time
+
+
 def test_an_unknown_request_is_answered_with_an_error() -> None:
     """A request that is not understood says so, and the peer serves on."""
     first, second = converse('{"op": "dance"}', '{"op": "run", "prompts": []}')
