@@ -29,7 +29,6 @@ from worker.engine.reference import ReferenceEngine
 from worker.model import load_model
 from worker.models.fetch import fetch_model
 from worker.options import DEFAULT_MODEL
-from worker.prefix.entry import PrefixKey
 
 
 def triage() -> TemplateSpec:
@@ -60,14 +59,7 @@ def main(*, jobs: int, new_tokens: int, as_json: bool) -> None:
     generation = spec.generation.model_copy(
         update={"min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
     )
-    key = PrefixKey(
-        tenant=spec.tenant,
-        digest="bench",
-        model_digest=folder.model_digest,
-        tokenizer_digest=folder.tokenizer_digest,
-        dtype=str(model.dtype),
-        device=str(device),
-    )
+    key = model.prefix_key(spec.tenant, "bench")
     entry = engine.prefill(key, compiled.prefix_ids)
     requests = [
         GenerationRequest(

@@ -36,14 +36,7 @@ class Engines:
 
     def key(self, name: str) -> PrefixKey:
         """The key of a prefix called `name`."""
-        return PrefixKey(
-            tenant="bench",
-            digest=name,
-            model_digest=self.model.folder.model_digest,
-            tokenizer_digest=self.model.folder.tokenizer_digest,
-            dtype=str(self.model.dtype).removeprefix("torch."),
-            device=str(self.model.device),
-        )
+        return self.model.prefix_key("bench", name)
 
     def random_ids(self, count: int, *seed: object) -> tuple[int, ...]:
         """Ids of ordinary tokens, the same for the same seed."""

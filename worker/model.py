@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from contract.errors import ModelError
 from contract.model_folder import ModelFolder
 from templates.tokenizer import TemplateTokenizer
+from worker.prefix.entry import PrefixKey
 from worker.quiet import without_bars
 
 
@@ -30,7 +31,23 @@ class LoadedModel:
     @property
     def label(self) -> str:
         """For logs: `smollm2-135m-instruct float32 on cpu`."""
-        return f"{self.folder.name} {str(self.dtype).removeprefix('torch.')} on {self.device}"
+        return f"{self.folder.name} {self.dtype_name} on {self.device}"
+
+    @property
+    def dtype_name(self) -> str:
+        """`float32`, without torch's name before it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def prefix_key(self, tenant: str, digest: str) -> PrefixKey:
+        """The key of a version's prefix on this model: all that shapes its tensors."""
+        return PrefixKey(
+            tenant=tenant,
+            digest=digest,
+            model_digest=self.folder.model_digest,
+            tokenizer_digest=self.folder.tokenizer_digest,
+            dtype=self.dtype_name,
+            device=str(self.device),
+        )
 
 
 def load_model(folder: ModelFolder, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:

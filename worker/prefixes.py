@@ -78,14 +78,7 @@ class PrefixService:
 
     def key(self, version: PublishedVersion) -> PrefixKey:
         """The full key: equal only when every bit that shapes the cached tensors is equal."""
-        return PrefixKey(
-            tenant=version.ref.tenant,
-            digest=version.ref.digest,
-            model_digest=self._model.folder.model_digest,
-            tokenizer_digest=self._model.folder.tokenizer_digest,
-            dtype=str(self._model.dtype).removeprefix("torch."),
-            device=str(self._model.device),
-        )
+        return self._model.prefix_key(version.ref.tenant, version.ref.digest)
 
     @contextmanager
     def serve(

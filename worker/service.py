@@ -176,7 +176,7 @@ class WorkerService:
             "model": self.folder.name,
             "model_digest": self.folder.model_digest,
             "device": str(self.model.device),
-            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "dtype": self.model.dtype_name,
             "engine": self.engine.name,
             "admission": self.admission.to_dict(),
             "batch_size": self.engine.batch_size,

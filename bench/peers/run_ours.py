@@ -23,7 +23,7 @@ from worker.engine.base import Engine, GenerationRequest
 from worker.engine.names import Auto, KernelName
 from worker.engine.shared.build import SharedOptions
 from worker.model import load_model
-from worker.prefix.entry import PrefixEntry, PrefixKey
+from worker.prefix.entry import PrefixEntry
 
 
 class Ours:
@@ -84,14 +84,7 @@ class Ours:
 
     def _warm(self, prefix: Ids) -> PrefixEntry:
         if self._entry is None or self._entry.ids != tuple(prefix):
-            key = PrefixKey(
-                tenant="bench",
-                digest="bench",
-                model_digest=self._model.folder.model_digest,
-                tokenizer_digest=self._model.folder.tokenizer_digest,
-                dtype="float32",
-                device="cpu",
-            )
+            key = self._model.prefix_key("bench", "bench")
             self._entry = self._loaded().prefill(key, prefix)
         return self._entry
 

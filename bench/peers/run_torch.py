@@ -21,7 +21,7 @@ from templates.spec import GenerationSpec
 from worker.engine.base import GenerationRequest
 from worker.engine.reference import ReferenceEngine
 from worker.model import LoadedModel, load_model
-from worker.prefix.entry import PrefixEntry, PrefixKey
+from worker.prefix.entry import PrefixEntry
 
 VERSIONS = f"torch {torch.__version__}, transformers {transformers.__version__}"
 
@@ -94,14 +94,7 @@ class Copy:
 
     def _warm(self, prefix: Ids) -> PrefixEntry:
         if self._entry is None or self._entry.ids != tuple(prefix):
-            key = PrefixKey(
-                tenant="bench",
-                digest="bench",
-                model_digest=self._model.folder.model_digest,
-                tokenizer_digest=self._model.folder.tokenizer_digest,
-                dtype="float32",
-                device="cpu",
-            )
+            key = self._model.prefix_key("bench", "bench")
             self._entry = self._engine.prefill(key, prefix)
         return self._entry
 

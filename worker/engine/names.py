@@ -9,7 +9,7 @@ from typing import Literal, get_args
 Mode = Literal["shared", "copy", "reference"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-# What the shared engine computes with, fastest first (docs/engine.md): our CPU code, oneDNN with
+# What the shared engine computes with, in the order they are tried: our CPU code, oneDNN with
 # packed weights, plain torch with fused weights, the model's own code around our attention; and
 # torch.compile, which is tried only when it is asked for.
 KernelName = Literal["native", "onednn", "torch", "transformers", "compiled"]

@@ -13,7 +13,7 @@ from worker.engine.base import Engine, Generation, GenerationRequest
 from worker.engine.parity import TOLERANCE, largest_error, largest_score
 from worker.engine.reference import ReferenceEngine
 from worker.model import LoadedModel
-from worker.prefix.entry import PrefixEntry, PrefixKey
+from worker.prefix.entry import PrefixEntry
 
 # Prefill chunks while proving, so that the prompts below cross their borders.
 CHUNK_TOKENS = 24
@@ -45,7 +45,7 @@ class Proof:
     def __init__(self, model: LoadedModel) -> None:
         """Computes the plain answers. Raises NonFiniteLogits where they are unusable."""
         self._model = model
-        self._dtype = str(model.dtype).removeprefix("torch.")
+        self._dtype = model.dtype_name
         plain = ReferenceEngine(model)
         rng = random.Random(0)
         vocabulary = range(model.module.config.vocab_size)
@@ -77,7 +77,7 @@ class Proof:
         what the engine raised.
         """
         entries = [
-            engine.prefill(self._key(f"proof-{number}"), ids)
+            engine.prefill(self._model.prefix_key("", f"proof-{number}"), ids)
             for number, ids in enumerate(self._prefixes)
         ]
         requests = [
@@ -117,16 +117,6 @@ class Proof:
         worst = max(abs(ours - theirs) for ours, theirs in pairs)
         if worst > _CHOICE_TOLERANCE[self._dtype]:
             raise NotProven("the choices' probabilities differ", given=f"by {worst:.2g}")
-
-    def _key(self, name: str) -> PrefixKey:
-        return PrefixKey(
-            tenant="",
-            digest=name,
-            model_digest=self._model.folder.model_digest,
-            tokenizer_digest=self._model.folder.tokenizer_digest,
-            dtype=self._dtype,
-            device=str(self._model.device),
-        )
 
 
 def _window(model: LoadedModel) -> int:

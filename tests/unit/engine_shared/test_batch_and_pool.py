@@ -88,7 +88,6 @@ def test_pool_takes_no_more_than_it_may() -> None:
     some = pool(blocks=6)
     held = sum(t.numel() * t.element_size() for t in (*some.keys, *some.values))
     assert (some.blocks, held) == (6, 6 * some.block_bytes)
-    assert some.tokens == 6 * BLOCK_TOKENS
     shapes = some.layers
     least = SuffixPool(shapes, max_bytes=some.block_bytes * 2 - 1, dtype=torch.float32, device=CPU)
     assert least.blocks == 1

@@ -19,6 +19,7 @@ from templates.version import PublishedVersion
 from tests.support.templates import make_spec, make_version
 from worker.engine.fake import FakeEngine
 from worker.leases import LeaseKeeper
+from worker.model import LoadedModel
 from worker.prefix.cache import PrefixCache
 from worker.prefixes import PrefixService
 from worker.runner import JobRunner
@@ -66,6 +67,13 @@ class Stack:
         return job.id
 
 
+class BareModel(SimpleNamespace):
+    """A loaded model without its module, whose parts a test may change."""
+
+    dtype_name = LoadedModel.dtype_name
+    prefix_key = LoadedModel.prefix_key
+
+
 @pytest.fixture(scope="session")
 def tokenizer(smollm2: ModelFolder) -> TemplateTokenizer:
     return TemplateTokenizer.load(smollm2.path)
@@ -81,7 +89,7 @@ def make_stack(smollm2: ModelFolder, tokenizer: TemplateTokenizer) -> Any:
         settings, clock = Settings(cache_dir=Path("unused")), Clock()
         store = MemoryJobStore(settings, clock=clock)
         engine = engine or FakeEngine()
-        model = SimpleNamespace(
+        model = BareModel(
             folder=replace(smollm2, name="tiny"), tokenizer=tokenizer, device="cpu", dtype="float32"
         )
         prefixes = PrefixService(cache=PrefixCache(cache_bytes), engine=engine, model=model)

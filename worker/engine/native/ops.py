@@ -104,3 +104,39 @@ def shared_attention(
             scale, heads, kv_heads,
         ),
     )  # fmt: skip
+
+
+def decoder_layers(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    weights: Sequence[Tensor],
+    eps: float,
+    prefix_k: Sequence[Tensor],
+    prefix_v: Sequence[Tensor],
+    group_start: Tensor,
+    pool_k: Sequence[Tensor],
+    pool_v: Sequence[Tensor],
+    dest: Tensor,
+    tables: Tensor,
+    row: Tensor,
+    spans: Tensor,
+    scale: float,
+    heads: int,
+    kv_heads: int,
+    inner: int,
+) -> Tensor:
+    """Decoder layers of the Llama family, one after the other: `x` [tokens, hidden] to the same.
+
+    weights: seven a layer: norm, packed qkv, its bias (empty for none), packed output, norm, packed
+        gate and up, packed down; `inner` is the width of gate and of up.
+    prefix_k, prefix_v: all groups of the first layer, then of the second, ...
+    pool_k, pool_v: one a layer. The others as in `rope_store_` and `shared_attention`.
+    """
+    return cast(
+        "Tensor",
+        torch.ops.prefillq.decoder_layers(
+            x, cos, sin, list(weights), eps, list(prefix_k), list(prefix_v), group_start,
+            list(pool_k), list(pool_v), dest, tables, row, spans, scale, heads, kv_heads, inner,
+        ),
+    )  # fmt: skip

@@ -9,8 +9,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from worker.engine.native import ops
 from worker.engine.shared.batch import Batch
-from worker.engine.shared.kernels import Heads, Kernels, Linear, NativeKernels
+from worker.engine.shared.kernels import (
+    Heads,
+    Kernels,
+    Linear,
+    NativeKernels,
+    prefix_tensors,
+)
 from worker.engine.shared.pool import SuffixPool
 
 
@@ -64,11 +71,58 @@ class Step:
 
 def run_layers(kernels: Kernels, layers: Sequence[DecoderLayer], x: Tensor, step: Step) -> Tensor:
     """The layers' output [N, hidden] for their input `x` [N, hidden]; layer 0 is the first."""
-    if isinstance(kernels, NativeKernels) and kernels.takes_layers(layers):
-        return kernels.decoder_layers(layers, x, step)
+    if isinstance(kernels, NativeKernels) and layers and _alike(layers):
+        return _in_one_call(layers, x, step)
     for number, layer in enumerate(layers):
         x = after_attention(kernels, layer, attend(kernels, layer, number, x, step), x)
     return x
+
+
+def _alike(layers: Sequence[DecoderLayer]) -> bool:
+    """Whether the one native call has all that these layers have."""
+    first = layers[0]
+    return all(
+        layer.head_norms is None
+        and layer.out.bias is layer.gate_up.bias is layer.down.bias is None
+        and (layer.heads, layer.eps, layer.scale) == (first.heads, first.eps, first.scale)
+        for layer in layers
+    )
+
+
+def _in_one_call(layers: Sequence[DecoderLayer], x: Tensor, step: Step) -> Tensor:
+    """`run_layers` without Python between the layers, which small batches would wait for."""
+    batch, pool, first = step.batch, step.pool, layers[0]
+    none = x.new_empty(0)
+    weights: list[Tensor] = []
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    for number, layer in enumerate(layers):
+        bias = none if layer.qkv.bias is None else layer.qkv.bias
+        weights += [layer.before, layer.qkv.weight, bias, layer.out.weight]
+        weights += [layer.between, layer.gate_up.weight, layer.down.weight]
+        of_prefixes = prefix_tensors(batch, pool, number)
+        keys += of_prefixes[0]
+        values += of_prefixes[1]
+    return ops.decoder_layers(
+        x,
+        step.cos,
+        step.sin,
+        weights,
+        first.eps,
+        keys,
+        values,
+        batch.group_tensor,
+        pool.keys[: len(layers)],
+        pool.values[: len(layers)],
+        batch.dest,
+        batch.tables,
+        batch.row,
+        batch.spans,
+        first.scale,
+        first.heads.query,
+        first.heads.kv,
+        first.gate_up.out_features // 2,
+    )
 
 
 def attend(kernels: Kernels, layer: DecoderLayer, number: int, x: Tensor, step: Step) -> Tensor:

@@ -19,12 +19,7 @@ from transformers import DynamicCache
 
 from contract.errors import InvalidInput
 from worker.device import synchronize
-from worker.engine.base import (
-    EngineClosed,
-    Generation,
-    GenerationRequest,
-    non_finite,
-)
+from worker.engine.base import EngineClosed, Generation, GenerationRequest, non_finite
 from worker.engine.checks import check_entry, check_ids, check_key, check_length
 from worker.engine.choices import Choices
 from worker.engine.shared.batch import make_batch
@@ -38,8 +33,7 @@ from worker.model import LoadedModel
 from worker.prefix.entry import PrefixEntry, PrefixKey
 
 DEFAULT_ROWS = 32
-# Prefill tokens in one step: what a long suffix may delay those that generate. On two CPU cores
-# and 135M parameters about a second.
+# Prefill tokens in one step: what a long suffix may delay those that generate.
 DEFAULT_CHUNK_TOKENS = 512
 
 

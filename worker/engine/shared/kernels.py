@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker.engine.native import ops
 from worker.engine.shared.attention import Scoring, attend
 from worker.engine.shared.batch import Batch
 from worker.engine.shared.pool import SuffixPool
@@ -150,22 +151,17 @@ class NativeKernels(TorchKernels):
 
     def pack(self, weights: Sequence[Tensor], bias: Tensor | None) -> Linear:
         joined = weights[0] if len(weights) == 1 else torch.cat(tuple(weights))
-        packed = torch.ops.prefillq.pack_linear(joined.contiguous())
+        packed = ops.pack_linear(joined.contiguous())
         return Linear(weight=packed, out_features=joined.shape[0], bias=bias)
 
     def linear(self, x: Tensor, packed: Linear, residual: Tensor | None = None) -> Tensor:
-        out: Tensor = torch.ops.prefillq.linear(
-            x, packed.weight, packed.out_features, packed.bias, residual
-        )
-        return out
+        return ops.linear(x, packed.weight, packed.out_features, packed.bias, residual)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out: Tensor = torch.ops.prefillq.rms_norm(x, weight, eps)
-        return out
+        return ops.rms_norm(x, weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        out: Tensor = torch.ops.prefillq.silu_mul(gate_up)
-        return out
+        return ops.silu_mul(gate_up)
 
     def rotate_and_store(
         self,
@@ -178,18 +174,15 @@ class NativeKernels(TorchKernels):
         pool: SuffixPool,
         layer: int,
     ) -> None:
-        torch.ops.prefillq.rope_store_(
-            qkv, cos, sin, pool.keys[layer], pool.values[layer], batch.dest, heads.query, heads.kv
-        )
+        keys, values = pool.keys[layer], pool.values[layer]
+        ops.rope_store_(qkv, cos, sin, keys, values, batch.dest, heads.query, heads.kv)
 
     def attend(
         self, qkv: Tensor, *, heads: Heads, batch: Batch, pool: SuffixPool, layer: int, scale: float
     ) -> Tensor:
-        keys, values = _prefixes(batch, pool, layer, heads)
-        out: Tensor = torch.ops.prefillq.shared_attention(
+        return ops.shared_attention(
             qkv,
-            keys,
-            values,
+            *prefix_tensors(batch, pool, layer),
             batch.group_tensor,
             pool.keys[layer],
             pool.values[layer],
@@ -200,59 +193,12 @@ class NativeKernels(TorchKernels):
             heads.query,
             heads.kv,
         )
-        return out
-
-    def takes_layers(self, layers: Sequence[Any]) -> bool:
-        """Whether `decoder_layers` has all that the layers have."""
-        return all(
-            layer.head_norms is None
-            and layer.out.bias is layer.gate_up.bias is layer.down.bias is None
-            and layer.heads == layers[0].heads
-            for layer in layers
-        )
-
-    def decoder_layers(self, layers: Sequence[Any], x: Tensor, step: Any) -> Tensor:
-        """`worker.engine.shared.decoder.run_layers` in one call: small batches wait for Python."""
-        if not layers:
-            return x
-        batch, pool, heads = step.batch, step.pool, layers[0].heads
-        none = x.new_empty(0)
-        weights, keys, values = [], [], []
-        for number, layer in enumerate(layers):
-            bias = none if layer.qkv.bias is None else layer.qkv.bias
-            weights += [layer.before, layer.qkv.weight, bias, layer.out.weight]
-            weights += [layer.between, layer.gate_up.weight, layer.down.weight]
-            prefixes = _prefixes(batch, pool, number, heads)
-            keys += prefixes[0]
-            values += prefixes[1]
-        out: Tensor = torch.ops.prefillq.decoder_layers(
-            x,
-            step.cos,
-            step.sin,
-            weights,
-            layers[0].eps,
-            keys,
-            values,
-            batch.group_tensor,
-            pool.keys[: len(layers)],
-            pool.values[: len(layers)],
-            batch.dest,
-            batch.tables,
-            batch.row,
-            batch.spans,
-            layers[0].scale,
-            heads.query,
-            heads.kv,
-            layers[0].gate_up.out_features // 2,
-        )
-        return out
 
 
-def _prefixes(
-    batch: Batch, pool: SuffixPool, layer: int, heads: Heads
-) -> tuple[list[Tensor], list[Tensor]]:
+def prefix_tensors(batch: Batch, pool: SuffixPool, layer: int) -> tuple[list[Tensor], list[Tensor]]:
     """Each group's keys and values [kv heads, prefix tokens, dim], none for no prefix."""
-    empty = pool.keys[layer].new_empty((heads.kv, 0, heads.dim))
+    shape = pool.layers[layer]
+    empty = pool.keys[layer].new_empty((shape.kv_heads, 0, shape.key_dim))
     caches = [None if entry is None else entry.kv.layers[layer] for entry in batch.entries]
     return (
         [empty if cache is None else cache.keys[0] for cache in caches],

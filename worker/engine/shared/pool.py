@@ -50,11 +50,6 @@ class SuffixPool:
         self.keys = [zeros(shape, shape.key_dim) for shape in layers]
         self.values = [zeros(shape, shape.value_dim) for shape in layers]
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that fit in all."""
-        return self.blocks * BLOCK_TOKENS
-
     def store(self, layer: int, dest: Tensor, key: Tensor, value: Tensor) -> None:
         """Write tokens' keys [N, kv_heads, key_dim] and values to `dest` [N]."""
         block, offset = dest // BLOCK_TOKENS, dest % BLOCK_TOKENS
