@@ -120,7 +120,7 @@ def run_worker(service: WorkerService, *, log_level: str) -> int:
     worker = app.Worker(
         hostname=f"prefillq@{service.worker_id}",
         pool="threads",
-        concurrency=service.batch_size,
+        concurrency=service.concurrency,
         loglevel=log_level,
         quiet=True,
         without_gossip=True,

@@ -117,9 +117,11 @@ class WorkerService:
         log.info("model_loaded", model=self.model.label, digest=self.folder.model_digest)
 
     @property
-    def batch_size(self) -> int:
-        """Jobs in flight at once: what the engine takes. The model must be loaded."""
-        return self.engine.batch_size
+    def concurrency(self) -> int:
+        """Jobs in flight at once: the engine's rows and a few that wait, claimed and tokenized,
+        for the next row to be free. The model must be loaded.
+        """
+        return self.engine.batch_size + self.engine.batch_size // 8
 
     def start(self, *, ring: Callable[[str, str], None]) -> None:
         """Start renewing leases, reporting, sweeping and following the registry.

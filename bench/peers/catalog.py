@@ -61,13 +61,6 @@ def peer_specs(folder: ModelFolder, settings: Settings) -> dict[str, PeerSpec]:
             batches=batches,
         )
 
-    llamacpp = PeerSpec(
-        name="llamacpp",
-        python=interpreter("llamacpp", settings),
-        arguments=("-m", "bench.peers.run_llamacpp"),
-        model=gguf_model(folder, settings),
-        batches=True,
-    )
     specs = [
         in_venv("ours", "bench.peers.run_ours", batches=True),
         *(
@@ -84,9 +77,18 @@ def peer_specs(folder: ModelFolder, settings: Settings) -> dict[str, PeerSpec]:
             model=openvino_model(folder, settings),
             batches=True,
         ),
-        llamacpp,
-        # Where the processor is all its own, threads that spin while they wait may be faster, and
-        # where it is not, they are many times slower. This is libgomp's own default: 3 ms.
-        replace(llamacpp, name="llamacpp_spinning", environment={"GOMP_SPINCOUNT": "300000"}),
+        PeerSpec(
+            name="llamacpp",
+            python=interpreter("llamacpp", settings),
+            arguments=("-m", "bench.peers.run_llamacpp"),
+            model=gguf_model(folder, settings),
+            batches=True,
+        ),
     ]
-    return {spec.name: spec for spec in specs}
+    # Where the processor is all its own, threads that spin while they wait may be faster, and
+    # where it is not, they are many times slower. This is libgomp's own default: 3 ms.
+    spinning = [
+        replace(spec, name=f"{spec.name}_spinning", environment={"GOMP_SPINCOUNT": "300000"})
+        for spec in specs
+    ]
+    return {spec.name: spec for spec in (*specs, *spinning)}
