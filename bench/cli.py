@@ -11,6 +11,7 @@ import click
 _COMMANDS = {
     "cached": "bench.cached_vs_uncached",
     "end-to-end": "bench.end_to_end",
+    "fork": "bench.fork",
     "kernels": "bench.native_kernels",
     "labels": "bench.labels",
     "mixed": "bench.mixed",
