@@ -22,6 +22,7 @@ class PrefillqError(Exception):
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
+    passing: ClassVar[bool] = False  # True: the same job may well succeed at another attempt
 
     def __init__(
         self, problem: str, *, given: object = None, expected: object = None, remedy: str = ""

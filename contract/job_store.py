@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError
 from contract.types import Job, JobError, JobState, Result, Timings
 
-Refusal = Literal["ended", "cancelled", "expired", "leased", "not_found"]
+Refusal = Literal["ended", "cancelled", "expired", "leased", "delayed", "dead", "not_found"]
 Renewal = Literal["ok", "cancel_requested", "lost"]
 StopReason = Literal["cancelled", "expired", "lost"]
 
@@ -67,6 +67,7 @@ class Doorbell:
     job_id: str
     queue: str
     state: JobState  # queued, or running with a lease that ran out
+    retried: bool = False  # queued after a failed attempt, so that no message is on its way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,7 @@ class JobView:
     finished_at: float | None
     result: Result | None  # set exactly when `state.ended`
     cancel_requested: bool
+    dead: bool = False  # it failed with its last attempt, and waits for an operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +157,39 @@ class JobStore(Protocol):
         """Add the seconds that a commit took, known only after it, to the result's timings."""
         ...
 
-    def overdue(self, tenant: str, *, queued_for_s: float, limit: int) -> list[Doorbell]:
-        """Jobs that may lack a message: leases that ran out, and jobs queued for that long.
+    def overdue(self, tenant: str, *, limit: int) -> list[Doorbell]:
+        """Jobs that may lack a message: leases that ran out, and jobs queued for long.
 
         At most `limit` of each kind, longest overdue first.
         """
+        ...
+
+    def rung(self, doorbells: Sequence[Doorbell]) -> None:
+        """These have a message now: they are not overdue for another lease."""
+        ...
+
+    def retry(self, result: Result, fence: int, delay_s: float) -> JobState | None:
+        """End a failed attempt; the next may begin in `delay_s` seconds.
+
+        Returns the job's state then: `queued`; or `failed` with this result when it was the last
+        attempt (`Settings.max_attempts`), and the job is dead; or what a cancel or the deadline
+        made of it. None means that the claim was lost, and nothing was changed.
+        """
+        ...
+
+    def dead(self, tenant: str, *, limit: int) -> list[JobView]:
+        """The tenant's dead jobs, the last to die first."""
+        ...
+
+    def revive(self, job_id: str, *, deadline_s: float | None = None) -> str:
+        """Give a dead job all its attempts again; returns the queue where to ring.
+
+        Raises NotFound, and Conflict when it is not dead.
+        """
+        ...
+
+    def drop(self, job_id: str) -> None:
+        """Erase a dead job. Raises NotFound, and Conflict when it is not dead."""
         ...
 
     def release(self, job_id: str, fence: int) -> bool:
@@ -220,7 +250,21 @@ def check_ended(result: Result) -> None:
 
 
 def end_without_result(job: Job, state: JobState, worker: str, finished_at: float) -> Result:
-    """The Result of a job that was cancelled or expired while nobody ran it."""
+    """The Result of a job that ended while nobody ran it."""
+    if state is JobState.FAILED:
+        return Result(
+            job_id=job.id,
+            ref=job.ref,
+            status=state,
+            timings=Timings(total_s=max(0.0, finished_at - job.created_at)),
+            worker=worker,
+            attempt=job.attempt,
+            error=JobError(
+                code="attempts_exhausted",
+                message=f"{job.attempt} attempts began and none ended: their workers died",
+                remedy="It may be what ends them; see `prefillq dead show`.",
+            ),
+        )
     if state is JobState.EXPIRED:
         error = JobError(
             code="expired",
@@ -293,6 +337,14 @@ def queue_full(job: Job, limit: int) -> Conflict:
         given="one more job",
         expected=f"at most {limit} waiting (limits.max_queue)",
         remedy="Submit again when workers have caught up.",
+    )
+
+
+def not_dead(job_id: str, state: JobState) -> Conflict:
+    return Conflict(
+        "the job is not dead",
+        given=f"{job_id}, which is {state}",
+        expected="a job that used up its attempts, as `prefillq dead list` shows them",
     )
 
 

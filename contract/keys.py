@@ -25,7 +25,7 @@ def idempotency(tenant: str, key: str) -> str:
 
 
 def queued(tenant: str) -> str:
-    """Sorted set: ids of queued jobs by time of submit."""
+    """Sorted set: ids of queued jobs by when to ring again, should one still be there then."""
     return f"pq:{tenant}:queued"
 
 
@@ -37,6 +37,11 @@ def waiting(tenant: str, template: str) -> str:
 def running(tenant: str) -> str:
     """Sorted set: ids of running jobs by the end of their lease."""
     return f"pq:{tenant}:running"
+
+
+def dead(tenant: str) -> str:
+    """Sorted set: ids of jobs that used up their attempts by the time they did."""
+    return f"pq:{tenant}:dead"
 
 
 def notices(tenant: str) -> str:

@@ -34,6 +34,7 @@ from contract.job_store import (
     fit_result,
     key_taken,
     no_such_job,
+    not_dead,
     queue_full,
     with_commit_time,
 )
@@ -51,6 +52,10 @@ class _Record:
     submits: int = 1
     worker: str = ""
     lease_until: float = 0.0
+    ring_at: float  # when it is overdue, while it is queued or running
+    not_before: float = 0.0
+    ended_attempt: int = 0
+    dead: bool = False
     cancel_requested: bool = False
     result: Result | None = None
     commit_s: float = 0.0
@@ -123,6 +128,7 @@ class MemoryJobStore:
                 ),
                 input_digest=submission.input_digest,
                 deadline_at=deadline_at,
+                ring_at=now + self._settings.lease_s,
                 expires_at=deadline_at + self._settings.result_ttl_s + COMMIT_GRACE_S,
             )
             if key is not None:
@@ -159,9 +165,15 @@ class MemoryJobStore:
             if not free:
                 return Refused(reason="leased", state=record.state)
             now, job = self._clock(), record.job
+            if record.not_before > now:
+                return Refused(reason="delayed", state=record.state)
+            if job.attempt >= self._settings.max_attempts:
+                self._bury(record)
+                return Refused(reason="dead", state=record.state)
+            record.not_before = 0.0
             record.job = replace(job, attempt=job.attempt + 1, fence=job.fence + 1)
             record.state, record.worker = JobState.RUNNING, worker_id
-            record.lease_until = now + lease_s
+            record.lease_until = record.ring_at = now + lease_s
             return Claimed(job=record.job, queued_s=now - job.created_at)
 
     def renew(self, job_id: str, fence: int, lease_s: float) -> Renewal:
@@ -169,7 +181,7 @@ class MemoryJobStore:
             record = self._held(job_id, fence)
             if record is None:
                 return "lost"
-            record.lease_until = self._clock() + lease_s
+            record.lease_until = record.ring_at = self._clock() + lease_s
             return "cancel_requested" if record.cancel_requested else "ok"
 
     def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
@@ -204,22 +216,80 @@ class MemoryJobStore:
             if record is not None and record.job.fence == fence and record.result is not None:
                 record.commit_s = commit_s
 
-    def overdue(self, tenant: str, *, queued_for_s: float, limit: int) -> list[Doorbell]:
+    def overdue(self, tenant: str, *, limit: int) -> list[Doorbell]:
         with self._lock:
             now = self._clock()
-            mine = [r for r in self._records.values() if r.job.ref.tenant == tenant]
-            running = [r for r in mine if r.state is JobState.RUNNING and r.lease_until <= now]
-            queued = [
-                r
-                for r in mine
-                if r.state is JobState.QUEUED and r.job.created_at <= now - queued_for_s
-            ]
-            running.sort(key=lambda r: r.lease_until)
-            queued.sort(key=lambda r: r.job.created_at)
+            late = sorted(
+                (
+                    record
+                    for record in self._records.values()
+                    if record.job.ref.tenant == tenant
+                    and not record.state.ended
+                    and record.ring_at <= now
+                ),
+                key=lambda record: record.ring_at,
+            )
             return [
-                Doorbell(job_id=r.job.id, queue=r.job.queue, state=r.state)
-                for r in (*running[:limit], *queued[:limit])
+                Doorbell(job_id=r.job.id, queue=r.job.queue, state=state, retried=r.not_before > 0)
+                for state in (JobState.RUNNING, JobState.QUEUED)
+                for r in [r for r in late if r.state is state][:limit]
             ]
+
+    def rung(self, doorbells: Sequence[Doorbell]) -> None:
+        with self._lock:
+            for bell in doorbells:
+                record = self._live(bell.job_id)
+                if record is not None and record.state is bell.state:
+                    record.ring_at = self._clock() + self._settings.lease_s
+
+    def retry(self, result: Result, fence: int, delay_s: float) -> JobState | None:
+        with self._lock:
+            record = self._held(result.job_id, fence)
+            if record is None:
+                record = self._live(result.job_id)
+                if record is None:
+                    return None
+                again = record.ended_attempt == fence or (
+                    (record.job.fence, record.result) == (fence, result)
+                )
+                return record.state if again else None
+            if record.job.attempt >= self._settings.max_attempts:
+                record.result = result
+                self._bury(record)
+            else:
+                record.not_before = record.ring_at = self._clock() + delay_s
+                record.ended_attempt = fence
+                record.state, record.worker = JobState.QUEUED, ""
+                self._settled(result.job_id)
+            return record.state
+
+    def dead(self, tenant: str, *, limit: int) -> list[JobView]:
+        with self._lock:
+            dead = [
+                record
+                for job_id in tuple(self._records)
+                if (record := self._live(job_id)) and record.dead
+                if record.job.ref.tenant == tenant
+            ]
+            dead.sort(key=lambda record: record.finished_at or 0.0, reverse=True)
+            return [self.get(record.job.id) for record in dead[:limit]]
+
+    def revive(self, job_id: str, *, deadline_s: float | None = None) -> str:
+        with self._lock:
+            record, now = self._dead(job_id), self._clock()
+            deadline_at = now + (deadline_s or self._settings.default_deadline_s)
+            record.job = replace(record.job, attempt=0, deadline_at=deadline_at)
+            record.deadline_at, record.ring_at = deadline_at, now
+            record.expires_at = deadline_at + self._settings.result_ttl_s + COMMIT_GRACE_S
+            record.state, record.dead, record.cancel_requested = JobState.QUEUED, False, False
+            record.result, record.finished_at, record.commit_s = None, None, 0.0
+            record.not_before, record.ended_attempt, record.worker = 0.0, 0, ""
+            return record.job.queue
+
+    def drop(self, job_id: str) -> None:
+        with self._lock:
+            self._dead(job_id)
+            del self._records[job_id]
 
     def release(self, job_id: str, fence: int) -> bool:
         with self._lock:
@@ -228,6 +298,7 @@ class MemoryJobStore:
                 return False
             record.job = replace(record.job, attempt=record.job.attempt - 1)
             record.state, record.worker = JobState.QUEUED, ""
+            record.ring_at = self._clock()
             self._settled(job_id)
         return True
 
@@ -265,6 +336,7 @@ class MemoryJobStore:
                 finished_at=record.finished_at,
                 result=result,
                 cancel_requested=record.cancel_requested,
+                dead=record.dead,
             )
 
     def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
@@ -277,6 +349,20 @@ class MemoryJobStore:
         with self._lock:
             self._streams = [s for s in self._streams if not s.closed] + [stream]
         return stream
+
+    def _dead(self, job_id: str) -> _Record:
+        tenant_of(job_id)
+        record = self._live(job_id)
+        if record is None:
+            raise no_such_job(job_id)
+        if not record.dead:
+            raise not_dead(job_id, record.state)
+        return record
+
+    def _bury(self, record: _Record) -> None:
+        record.dead = True
+        self._finish(record, JobState.FAILED)
+        record.expires_at = self._clock() + self._settings.dead_ttl_s
 
     def _live(self, job_id: str) -> _Record | None:
         record = self._records.get(job_id)

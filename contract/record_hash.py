@@ -4,7 +4,8 @@
   `queue` (where to ring)
 - when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
 - who runs it: `attempt`, `fence`, `worker`, `lease_until`, `claim_token`
-- how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`
+- when it failed and may be tried again: `not_before`, `ended_attempt` (the fence of that attempt)
+- how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`, `dead`
 - book-keeping: `waiting` (name of the template's waiting set), `submits`
 """
 
@@ -100,6 +101,7 @@ def _view_of(job_id: str, record: Hash) -> JobView:
         finished_at=finished_at,
         result=result,
         cancel_requested=record.get(b"cancel_requested") == b"1",
+        dead=record.get(b"dead") == b"1",
     )
 
 

@@ -39,6 +39,7 @@ from contract.job_store import (
     fit_result,
     key_taken,
     no_such_job,
+    not_dead,
     queue_full,
 )
 from contract.record_hash import asked, job_of, pairs, view_of
@@ -71,6 +72,9 @@ _SCRIPTS = (
     "commit",
     "note_commit",
     "release",
+    "retry",
+    "revive",
+    "drop",
     "cancel",
     "state",
 )
@@ -139,9 +143,10 @@ class RedisJobStore:
             "submit",
             job.id,
             deadline_s,
-            round((self._settings.result_ttl_s + COMMIT_GRACE_S) * 1000),
+            self._outlives_ms,
             "" if submission.max_queue is None else submission.max_queue,
             submission.input_digest,
+            self._settings.lease_s,
             *asked(job),
             more_keys=[
                 keys.waiting(tenant, template),
@@ -161,7 +166,16 @@ class RedisJobStore:
 
     def claim(self, job_id: str, worker_id: str, lease_s: float) -> Claimed | Refused:
         with errors_explained(self._settings):
-            reply = self._run("claim", job_id, worker_id, lease_s, secrets.token_hex(8))
+            reply = self._run(
+                "claim",
+                job_id,
+                worker_id,
+                lease_s,
+                secrets.token_hex(8),
+                self._settings.max_attempts,
+                self._dead_ms,
+                more_keys=[keys.dead(tenant_of(job_id))],
+            )
         match reply:
             case [b"claimed", queued_s, record]:
                 return Claimed(job=job_of(job_id, pairs(record)), queued_s=float(queued_s))
@@ -194,28 +208,26 @@ class RedisJobStore:
         with errors_explained(self._settings):
             self._run("note_commit", job_id, fence, f"{commit_s:.6f}")
 
-    def overdue(self, tenant: str, *, queued_for_s: float, limit: int) -> list[Doorbell]:
+    def overdue(self, tenant: str, *, limit: int) -> list[Doorbell]:
         with errors_explained(self._settings):
-            seconds, micros = self._client.time()
-            now = float(seconds) + float(micros) / 1e6
+            now = self._now()
             pipe = self._client.pipeline(transaction=False)
-            pipe.zrange(keys.running(tenant), "-inf", now, byscore=True, offset=0, num=limit)
-            pipe.zrange(
-                keys.queued(tenant), "-inf", now - queued_for_s, byscore=True, offset=0, num=limit
-            )
+            for index in (keys.running(tenant), keys.queued(tenant)):
+                pipe.zrange(index, "-inf", now, byscore=True, offset=0, num=limit)
             running, queued = pipe.execute()
             late = [
                 *((text(job_id), JobState.RUNNING) for job_id in running),
                 *((text(job_id), JobState.QUEUED) for job_id in queued),
             ]
             for job_id, _ in late:
-                pipe.hget(keys.job(job_id), "queue")
+                pipe.hmget(keys.job(job_id), "queue", "not_before")
             # A damaged record's error stands in its place and must not hide the others.
-            queues = pipe.execute(raise_on_error=False) if late else []
+            records = pipe.execute(raise_on_error=False) if late else []
             bells, lost = [], []
-            for (job_id, state), queue in zip(late, queues, strict=True):
-                if isinstance(queue, bytes):
-                    bells.append(Doorbell(job_id=job_id, queue=text(queue), state=state))
+            for (job_id, state), record in zip(late, records, strict=True):
+                if isinstance(record, list) and isinstance(record[0], bytes):
+                    queue, retried = text(record[0]), record[1] is not None
+                    bells.append(Doorbell(job_id=job_id, queue=queue, state=state, retried=retried))
                 else:
                     lost.append(job_id)
             if lost:  # no record, or no record of ours: nothing is left to ring for
@@ -223,6 +235,70 @@ class RedisJobStore:
                 pipe.zrem(keys.queued(tenant), *lost)
                 pipe.execute()
         return bells
+
+    def rung(self, doorbells: Sequence[Doorbell]) -> None:
+        if not doorbells:
+            return
+        with errors_explained(self._settings):
+            again_at = self._now() + self._settings.lease_s
+            pipe = self._client.pipeline(transaction=False)
+            for bell in doorbells:
+                tenant, queued = tenant_of(bell.job_id), bell.state is JobState.QUEUED
+                index = keys.queued(tenant) if queued else keys.running(tenant)
+                # XX: it may have been claimed or ended meanwhile.
+                pipe.zadd(index, {bell.job_id: again_at}, xx=True)
+            pipe.execute()
+
+    def retry(self, result: Result, fence: int, delay_s: float) -> JobState | None:
+        with errors_explained(self._settings):
+            reply = self._run(
+                "retry",
+                result.job_id,
+                fence,
+                delay_s,
+                self._settings.max_attempts,
+                self._dead_ms,
+                pack(result.to_dict()),
+                more_keys=[keys.dead(tenant_of(result.job_id))],
+            )
+        return None if reply is None else JobState(text(reply))
+
+    def dead(self, tenant: str, *, limit: int) -> list[JobView]:
+        with errors_explained(self._settings):
+            job_ids = [
+                text(job_id)
+                for job_id in self._client.zrange(keys.dead(tenant), 0, limit - 1, desc=True)
+            ]
+            pipe = self._client.pipeline(transaction=False)
+            for job_id in job_ids:
+                pipe.hgetall(keys.job(job_id))
+            records = pipe.execute() if job_ids else []
+        return [
+            view_of(job_id, record)
+            for job_id, record in zip(job_ids, records, strict=True)
+            if record  # else it expired just now
+        ]
+
+    def revive(self, job_id: str, *, deadline_s: float | None = None) -> str:
+        deadline_s = deadline_s or self._settings.default_deadline_s
+        return self._of_dead("revive", job_id, deadline_s, self._outlives_ms)
+
+    def drop(self, job_id: str) -> None:
+        self._of_dead("drop", job_id)
+
+    def _of_dead(self, script: str, job_id: str, *args: float) -> str:
+        with errors_explained(self._settings):
+            reply = self._run(script, job_id, *args, more_keys=[keys.dead(tenant_of(job_id))])
+        match [text(part) for part in reply]:
+            case ["queued", queue]:
+                return queue
+            case ["dropped"]:
+                return ""
+            case ["not_dead", state]:
+                raise not_dead(job_id, JobState(state))
+            case ["not_found"]:
+                raise no_such_job(job_id)
+        raise _unexpected(script, reply)
 
     def release(self, job_id: str, fence: int) -> bool:
         with errors_explained(self._settings):
@@ -262,6 +338,20 @@ class RedisJobStore:
 
     def notices(self) -> NoticeStream:
         return RedisNotices(self._client, self._settings)
+
+    @property
+    def _outlives_ms(self) -> int:
+        """How long a record outlives its deadline."""
+        return round((self._settings.result_ttl_s + COMMIT_GRACE_S) * 1000)
+
+    @property
+    def _dead_ms(self) -> int:
+        return round(self._settings.dead_ttl_s * 1000)
+
+    def _now(self) -> float:
+        """The server's time, in seconds since the epoch."""
+        seconds, micros = self._client.time()
+        return float(seconds) + float(micros) / 1e6
 
     def _run(
         self,

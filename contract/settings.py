@@ -41,6 +41,11 @@ class Settings(BaseSettings):
     # A job whose template sets no deadline may wait and run this long.
     default_deadline_s: Annotated[float, Field(gt=0, le=YEAR_S)] = 24 * 3600.0
 
+    # How often a job is begun before it is dead: its workers died, or it failed each time for a
+    # reason that might have passed. Dead jobs are kept this long for `prefillq dead`.
+    max_attempts: Annotated[int, Field(ge=1, le=1000)] = 5
+    dead_ttl_s: Annotated[float, Field(ge=1, le=YEAR_S)] = 7 * 24 * 3600.0
+
     max_variables_bytes: Annotated[int, Field(ge=1, le=64 * MIB)] = 1 * MIB
     max_result_bytes: Annotated[int, Field(ge=KIB, le=64 * MIB)] = 2 * MIB
 

@@ -117,7 +117,8 @@ def main(
     """Jobs for a language model whose long, fixed prompt is computed once.
 
     Data goes to stdout, talk to stderr. Exit status: 0 done, 1 error, 2 wrong use, 3 Redis not
-    reachable, 4 not found, 5 refused by a check, 6 timed out, 7 conflict, 8 the job failed.
+    reachable, 4 not found, 5 refused by a check, 6 timed out, 7 conflict, 8 the job failed, 9 a
+    worker's device hangs or was lost.
     """
     from contract.logs import configure_logs  # these two take longer to import than help may take
     from contract.settings import Settings

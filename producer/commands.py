@@ -1,4 +1,4 @@
-"""`prefillq submit`, `result`, `status`, `cancel`, `batch` and `completion`."""
+"""`prefillq submit`, `result`, `status`, `cancel`, `batch`, `dead` and `completion`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from click.shell_completion import get_completion_class
 from contract.console import emit_json, json_option, note, option, read_json_argument
 from contract.errors import InvalidInput, JobFailed, TimedOut
 from producer.batch_command import batch
+from producer.dead_command import dead
 
 if TYPE_CHECKING:  # these bring Redis and Celery, which help and completion do without
     from contract.settings import Settings
@@ -223,4 +224,4 @@ def completion(*, shell: str, as_json: bool) -> None:
         click.echo(script)
 
 
-ALL = (submit, result, status, cancel, batch, completion)
+ALL = (submit, result, status, cancel, batch, dead, completion)

@@ -7,18 +7,21 @@ made again.
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from typing import Any, ClassVar
 
 from celery import Celery, Task, bootsteps
 from celery.apps.worker import Worker
 from celery.exceptions import Reject
+from celery.worker import state as celery_state
 from celery.worker.request import Request
 
 from contract.celery_app import TASK_NAME, make_celery, make_queue, ring
 from contract.errors import PrefillqError, RedisUnreachable
 from contract.logs import get_logger
 from worker import transport
+from worker.runner import JobReturned
 from worker.service import WorkerService
 
 log = get_logger(__name__)
@@ -49,6 +52,9 @@ def register_task(app: Celery, service: WorkerService) -> None:
             return
         try:
             service.runner.run(job_id, delivery_tag=self.request.delivery_info.get("tag"))
+        except JobReturned as error:
+            log.info("message_requeued", job_id=job_id, error=str(error))
+            raise Reject(str(error), requeue=True) from error
         except RedisUnreachable as error:
             # Back to the queue: the job is as it was, and this message is its doorbell.
             log.warning("message_requeued", job_id=job_id, error=str(error))
@@ -69,12 +75,28 @@ class ServiceStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self.service: WorkerService = parent.app.prefillq_service
 
     def start(self, parent: Worker) -> None:
+        _end_our_way(self.service)
         try:
             self.service.start(ring=partial(ring, parent.app))
         except PrefillqError as error:
             # Celery would print a traceback and end with 1; the command says it better.
             self.service.failure = error
             raise SystemExit(error.exit_code) from error
+
+
+def _end_our_way(service: WorkerService) -> None:
+    """Signals end the worker as `worker.ending` has it, instead of by Celery's handlers.
+
+    Celery's first SIGTERM waits for ever and its second does nothing; SIGQUIT, or a second
+    SIGINT, drops the tasks that run.
+    """
+
+    def on_signal(number: int, _: object) -> None:
+        service.shutdown.request(at_once=number == signal.SIGQUIT)
+        celery_state.should_stop = 0  # no new messages; then wait for the tasks that run
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, on_signal)
 
 
 class CatalogStep(bootsteps.StartStopStep):  # type: ignore[misc]

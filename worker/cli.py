@@ -114,6 +114,20 @@ def worker() -> None:
 )
 @option("--threads", type=click.IntRange(min=1), help="CPU threads of torch.")
 @option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=25.0,
+    show_default=True,
+    help="Seconds that running jobs have after SIGTERM; the rest goes back to the queue.",
+)
+@option(
+    "--watchdog",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    help="Seconds without a step of any running job after which the process ends; 0: never.",
+)
+@option(
     "--audit",
     envvar="PREFILLQ_AUDIT",
     is_flag=True,
@@ -137,10 +151,15 @@ def start(
     chunk_tokens: int,
     suffix_bytes: int,
     threads: int | None,
+    grace: float,
+    watchdog: float,
     audit: bool,
     as_json: bool,
 ) -> None:
     """Serve one model until SIGTERM; the jobs that run are finished first.
+
+    A second SIGTERM gives them back to the queue at once. Exit status 9: the device hangs or was
+    lost.
 
     The log is JSON lines, except on a terminal without --json.
     """
@@ -168,6 +187,8 @@ def start(
             chunk_tokens=chunk_tokens,
             suffix_bytes=suffix_bytes,
             threads=threads,
+            grace_s=grace,
+            watchdog_s=watchdog,
             audit=audit,
         ),
     )

@@ -49,13 +49,13 @@ class Janitor:
         with errors_explained(self._settings):
             tenants = sorted(text(tenant) for tenant in self._client.smembers(keys.TENANTS))
         for tenant in tenants:
-            for job in self._store.overdue(
-                tenant, queued_for_s=self._settings.lease_s, limit=LIMIT
-            ):
+            late = self._store.overdue(tenant, limit=LIMIT)
+            for job in late:
                 if self._has_no_message(job):
                     self._ring(job.queue, job.job_id)
                     log.info("rung_again", job_id=job.job_id, queue=job.queue, state=str(job.state))
                     rung += 1
+            self._store.rung(late)
         return rung
 
     def _is_ours(self) -> bool:
@@ -66,7 +66,7 @@ class Janitor:
     def _has_no_message(self, job: Doorbell) -> bool:
         # A queued job in a queue that holds messages has very likely one of its own; should it
         # not, it is rung for once the queue has drained.
-        if job.state is JobState.RUNNING:
+        if job.state is JobState.RUNNING or job.retried:
             return True
         with errors_explained(self._settings):
             return self._client.llen(keys.messages(job.queue)) == 0

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 from contract import keys
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
@@ -23,6 +24,9 @@ from contract.settings import Settings
 from worker.periodic import Periodic
 
 log = get_logger(__name__)
+
+# Why a running job should stop: its record says so, or its worker ends and gives it back.
+Stop = StopReason | Literal["returned"]
 
 # How often a running job looks at its record for a cancel, between decode steps.
 POLL_S = 0.5
@@ -36,21 +40,22 @@ class HeldLease:
     fence: int
     delivery_tag: str | None
     look: Callable[[], StopReason | None]  # asks the record
-    _stop: StopReason | None = None
+    _stop: Stop | None = None
     _looked_at: float = field(default_factory=time.monotonic)
+    asked_at: float = field(default_factory=time.monotonic)  # when the job last made a step
 
     @property
-    def known_stop(self) -> StopReason | None:
+    def known_stop(self) -> Stop | None:
         """The last known reason to stop, without asking the record."""
         return self._stop
 
-    def stop_reason(self) -> StopReason | None:
+    def stop_reason(self) -> Stop | None:
         """Why the engine should stop, or None; reads the record at most every POLL_S.
 
         An absent Redis stops nothing: the job may well end before the lease does, and the
         fence refuses it if not.
         """
-        now = time.monotonic()
+        now = self.beat()
         if self._stop is None and now - self._looked_at >= POLL_S:
             self._looked_at = now
             try:
@@ -59,7 +64,12 @@ class HeldLease:
                 log.warning("stop_check_skipped", job_id=self.job_id, error=str(error))
         return self._stop
 
-    def end(self, reason: StopReason) -> None:
+    def beat(self) -> float:
+        """The job made a step; returns the time of it."""
+        self.asked_at = time.monotonic()
+        return self.asked_at
+
+    def end(self, reason: Stop) -> None:
         """Make the engine stop at its next step."""
         self._stop = reason
 
@@ -108,6 +118,20 @@ class LeaseKeeper:
         """Number of leases held now."""
         with self._lock:
             return len(self._held)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since any running job made a step; 0 when none runs."""
+        with self._lock:
+            asked_at = [lease.asked_at for lease in self._held.values()]
+        return time.monotonic() - max(asked_at) if asked_at else 0.0
+
+    def return_all(self) -> None:
+        """Make every running job stop at its next step, to be given back."""
+        with self._lock:
+            held = list(self._held.values())
+        for lease in held:
+            lease.end("returned")
 
     def renew_all(self) -> None:
         """Renew every held lease once; a lost one stops its job."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.job_store import JobStore, Refused, with_commit_time
@@ -13,7 +14,14 @@ from contract.logs import get_logger
 from contract.types import CacheInfo, CacheState, Job, JobState, Result, Timings, VersionRef
 from templates.fill import check_positions, fill, trusted_ids
 from templates.version import PublishedVersion
-from worker.engine.base import Engine, Generation, GenerationRequest, NonFiniteLogits
+from worker.device import passing_trouble
+from worker.engine.base import (
+    Engine,
+    EngineClosed,
+    Generation,
+    GenerationRequest,
+    NonFiniteLogits,
+)
 from worker.leases import HeldLease, LeaseKeeper
 from worker.model import LoadedModel
 from worker.outcome import Answer, failed, failed_with, log_finished, make_result, stopped
@@ -21,8 +29,13 @@ from worker.prefixes import PrefixService, Served
 
 log = get_logger(__name__)
 
+T = TypeVar("T")
+
 # A result that cannot be written is tried again this often, until its lease ends.
 COMMIT_RETRY_S = 0.5
+
+# Seconds between the attempts of a job: doubled each time, up to the longest.
+BACKOFF_S, LONGEST_BACKOFF_S = 2.0, 60.0
 
 
 class VersionSource(Protocol):
@@ -35,6 +48,12 @@ class PrefixNotVerified(PrefillqError):
     """The prefix of a job of a strict template could not be used."""
 
     code = "prefix_not_verified"
+
+
+class JobReturned(PrefillqError):
+    """The worker ends: the job is another's, as if this one had not taken it."""
+
+    code = "job_returned"
 
 
 class JobRunner:
@@ -51,6 +70,8 @@ class JobRunner:
         prefixes: PrefixService,
         leases: LeaseKeeper,
         audit: bool = False,
+        draining: Callable[[], bool] = lambda: False,
+        device_lost: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._worker_id = worker_id
@@ -61,25 +82,30 @@ class JobRunner:
         self._prefixes = prefixes
         self._leases = leases
         self._audit = audit
+        self._draining = draining
+        self._device_lost = device_lost
         self._clock = clock
 
     def run(self, job_id: str, *, delivery_tag: str | None = None) -> Result | None:
         """Claim, answer and commit a job. None when it was not ours to run or to finish.
 
-        Raises InvalidInput for what is no job id, RedisUnreachable or RedisRefused when Redis
-        would not serve the claim or the version; the job is then in the queue again, or will
-        be rung for once its lease ran out.
+        Raises InvalidInput for what is no job id, JobReturned when the worker ends, and
+        RedisUnreachable or RedisRefused when Redis would not serve the claim or the version; the
+        job is then in the queue again, or will be rung for once its lease ran out.
         """
+        if self._draining():
+            raise JobReturned("the worker takes no more jobs")
         claim = self._store.claim(job_id, self._worker_id, self._leases.lease_s)
         if isinstance(claim, Refused):
-            log.info("job_refused", job_id=job_id, reason=claim.reason)
+            tell = log.error if claim.reason == "dead" else log.info
+            tell("job_refused", job_id=job_id, reason=claim.reason)
             return None
         started = self._clock()
         fence = claim.job.fence
         with self._leases.hold(job_id, fence, delivery_tag=delivery_tag) as lease:
             try:
                 answer = self._answer(claim.job, lease, claimed_at=started)
-            except (RedisUnreachable, RedisRefused):
+            except (RedisUnreachable, RedisRefused, JobReturned):
                 self._release(job_id, fence)
                 raise
             result = make_result(
@@ -91,8 +117,10 @@ class JobRunner:
                 device=str(self._model.device),
                 worker=self._worker_id,
             )
+            if answer.passing:
+                return self._try_later(result, fence, lease)
             commit_started = self._clock()
-            committed = self._commit(result, fence, lease)
+            committed = self._written(job_id, lease, lambda: self._store.commit(result, fence))
             commit_s = self._clock() - commit_started
         if committed is None:
             log.warning("commit_refused", job_id=job_id, fence=fence)
@@ -102,17 +130,49 @@ class JobRunner:
         self._note_commit(job_id, fence, commit_s)
         return committed
 
+    def _try_later(self, result: Result, fence: int, lease: HeldLease) -> Result | None:
+        """Put a job back that may succeed at another attempt; its result when that was the last."""
+        delay_s = min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** (result.attempt - 1))
+        delay_s *= random.uniform(0.75, 1.25)  # those that failed together need not come back so
+        state = self._written(
+            result.job_id, lease, lambda: self._store.retry(result, fence, delay_s)
+        )
+        code = result.error.code if result.error else ""
+        if code == "device_lost":
+            self._device_lost()
+        if state is JobState.FAILED:
+            log.error("job_dead", job_id=result.job_id, attempt=result.attempt, error=code)
+            log_finished(result)
+            return result
+        log.warning(
+            "job_tried_later",
+            job_id=result.job_id,
+            attempt=result.attempt,
+            error=code,
+            state=str(state) if state else "lost",
+            delay_s=round(delay_s, 1),
+        )
+        return None
+
     def _answer(self, job: Job, lease: HeldLease, *, claimed_at: float) -> Answer:
         try:
-            return self._generate(job, self._version(job), lease, claimed_at=claimed_at)
+            answer = self._generate(job, self._version(job), lease, claimed_at=claimed_at)
         except (RedisUnreachable, RedisRefused):
             raise  # the job is not to blame
+        except EngineClosed as error:
+            raise JobReturned("the engine was closed") from error
         except PrefillqError as error:
             return failed_with(error)
         except Exception as error:
+            if trouble := passing_trouble(error):
+                log.exception("device_trouble", job_id=job.id, error=trouble)
+                return failed(trouble, f"{type(error).__name__} in the worker", passing=True)
             # A job ends with a reason whatever went wrong in it; the traceback is for the log.
             log.exception("job_crashed", job_id=job.id)
             return failed("internal_error", f"{type(error).__name__} in the worker")
+        if answer.status is JobState.CANCELLED and lease.known_stop == "returned":
+            raise JobReturned("the worker ends before the job does")
+        return answer
 
     def _version(self, job: Job) -> PublishedVersion:
         version = self._versions.get(job.ref)
@@ -240,15 +300,15 @@ class JobRunner:
             return None
         return tuple(self._model.tokenizer.encode_ordinary(choice) for choice in choices)
 
-    def _commit(self, result: Result, fence: int, lease: HeldLease) -> Result | None:
-        """Write the result; while Redis is away or full, keep trying until the lease may end."""
+    def _written(self, job_id: str, lease: HeldLease, write: Callable[[], T]) -> T:
+        """What `write` returns; while Redis is away or full, tried until the lease may end."""
         give_up = time.monotonic() + self._leases.lease_s
         while True:
             try:
-                return self._store.commit(result, fence)
+                return write()
             except (RedisUnreachable, RedisRefused) as error:
-                if time.monotonic() >= give_up or lease.known_stop == "lost":
-                    log.error("commit_given_up", job_id=result.job_id, error=str(error))  # noqa: TRY400
+                if lease.beat() >= give_up or lease.known_stop == "lost":
+                    log.error("result_not_written", job_id=job_id, error=str(error))  # noqa: TRY400
                     raise
                 time.sleep(COMMIT_RETRY_S)
 
@@ -275,7 +335,8 @@ def _not_verified(reason: str) -> PrefixNotVerified:
 
 
 def _engine_stop(lease: HeldLease) -> Literal["cancelled", "expired"] | None:
-    # A lost lease ends like a cancel; its commit is refused by the fence.
+    # A lost lease ends like a cancel; its commit is refused by the fence. So does a returned job,
+    # which is released instead.
     match lease.stop_reason():
         case "expired":
             return "expired"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from templates.registry import Registry
 from templates.version import PublishedVersion
 from worker.catalog import Catalog, Served
 from worker.device import default_dtype, parse_dtype, pick_device
+from worker.ending import DeviceLost, Shutdown, Watchdog
 from worker.engine.admission import admit
 from worker.engine.reference import ReferenceEngine
 from worker.engine.shared.build import SharedOptions
@@ -51,6 +53,7 @@ class WorkerService:
         self.registry = Registry(self.client, settings)
         self.store = RedisJobStore(self.client, settings)
         self.leases = LeaseKeeper(self.store, settings=settings, broker=self.client)
+        self.shutdown = Shutdown(self.leases, grace_s=options.grace_s)
         self.folder = find_model(options.model, settings, verify=True)
         self.catalog = Catalog(
             client=self.client,
@@ -113,6 +116,8 @@ class WorkerService:
             prefixes=self.prefixes,
             leases=self.leases,
             audit=self.options.audit,
+            draining=lambda: self.shutdown.draining,
+            device_lost=self._device_lost,
         )
         log.info("model_loaded", model=self.model.label, digest=self.folder.model_digest)
 
@@ -140,6 +145,14 @@ class WorkerService:
             Periodic("catalog", self.refresh, interval_s=REFRESH_S),
             Periodic("janitor", janitor.sweep, interval_s=janitor.interval_s),
         ]
+        if self.options.watchdog_s:
+            self._threads.append(
+                Periodic(
+                    "watchdog",
+                    Watchdog(self.leases, limit_s=self.options.watchdog_s).look,
+                    interval_s=min(5.0, self.options.watchdog_s / 4),
+                )
+            )
         for thread in self._threads:
             thread.start()
         self.leases.start()
@@ -147,15 +160,23 @@ class WorkerService:
 
     def stop(self) -> None:
         """Stop all that; a Redis that is away by now is only logged."""
+        self.engine.close()
         for thread in self._threads:
             thread.stop()
-        self.engine.close()
         self.leases.stop()
         try:
             self.presence.stop()
         except PrefillqError as error:
             log.warning("presence_not_removed", error=str(error))
         self.client.close()
+
+    def _device_lost(self) -> None:
+        self.failure = DeviceLost(
+            "the device cannot be used any more",
+            given=str(self.model.device),
+            remedy="The jobs went back to their queues. Look at the host, then start a worker.",
+        )
+        os.kill(os.getpid(), signal.SIGQUIT)
 
     def refresh(self) -> None:
         """Look at the registry again; `serving` changes once new versions are warm."""
@@ -183,6 +204,7 @@ class WorkerService:
             "admission": self.admission.to_dict(),
             "batch_size": self.engine.batch_size,
             "running": self.leases.running,
+            "draining": self.shutdown.draining,
             "templates": [f"{served.tenant}/{served.template}" for served in self.serving],
             "cache": {
                 "entries": stats.entries,

@@ -1,7 +1,7 @@
 -- Put in front of every job script by contract/records.py; not run by itself.
 --
 -- KEYS[1]  the job's record (hash)
--- KEYS[2]  the tenant's queued jobs (sorted set: id by time of submit)
+-- KEYS[2]  the tenant's queued jobs (sorted set: id by when to ring again if it is still there)
 -- KEYS[3]  the tenant's running jobs (sorted set: id by end of lease)
 -- ARGV[1]  the job's id
 -- ARGV[2]  how long the record is kept after the end, in milliseconds
@@ -65,6 +65,24 @@ local function settle(now)
   end
   finish(state, now)
   return state, false
+end
+
+-- Back among those that wait. `ring_at` is when the janitor rings for it.
+local function queue_up(ring_at)
+  set('state', 'queued')
+  redis.call('HDEL', job.record, 'worker', 'lease_until', 'claim_token')
+  redis.call('ZREM', job.running, job.id)
+  redis.call('ZADD', job.queued, seconds(ring_at), job.id)
+  redis.call('ZADD', get('waiting'), get('deadline_at'), job.id)
+end
+
+-- Ends a job that used up its attempts, and puts it where operators look for such.
+local function bury(dead, dead_ms, now)
+  set('dead', '1')
+  finish('failed', now)
+  redis.call('PEXPIRE', job.record, dead_ms)
+  redis.call('ZREMRANGEBYSCORE', dead, '-inf', seconds(now - tonumber(dead_ms) / 1000))
+  redis.call('ZADD', dead, seconds(now), job.id)
 end
 
 local function held(fence) return get('state') == 'running' and get('fence') == fence end

@@ -6,7 +6,8 @@
 -- ARGV[5]  milliseconds that the record outlives its deadline
 -- ARGV[6]  how many jobs of the template may wait, or '' for no limit
 -- ARGV[7]  digest of the input
--- ARGV[8..] further fields of the record and their values
+-- ARGV[8]  seconds until it is rung for again, should nobody have claimed it
+-- ARGV[9..] further fields of the record and their values
 --
 -- Returns {'created' | 'existing', id, state, queue}, {'conflict', id, state} or {'full'}.
 -- The record of the key's first job is not in KEYS: its name is read from KEYS[5] and differs
@@ -41,9 +42,9 @@ local life_ms = math.ceil(tonumber(ARGV[4]) * 1000 + tonumber(ARGV[5]))
 -- First of all writes: a Redis that is out of memory refuses this one, and nothing is written.
 set('state', 'queued', 'input_digest', ARGV[7], 'waiting', waiting, 'submits', '1',
   'created_at', seconds(now), 'deadline_at', seconds(deadline_at),
-  'attempt', '0', 'fence', '0', unpack(ARGV, 8))
+  'attempt', '0', 'fence', '0', unpack(ARGV, 9))
 redis.call('PEXPIRE', job.record, string.format('%d', life_ms))
-redis.call('ZADD', job.queued, seconds(now), job.id)
+redis.call('ZADD', job.queued, seconds(now + tonumber(ARGV[8])), job.id)
 redis.call('ZADD', waiting, seconds(deadline_at), job.id)
 redis.call('ZREMRANGEBYSCORE', waiting, '-inf', seconds(now))
 if idempotency then

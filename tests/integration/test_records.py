@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -16,78 +14,13 @@ import pytest
 from contract import keys, records
 from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError, RedisRefused
 from contract.ids import new_job_id
-from contract.job_store import MAX_DEADLINE_S, Claimed, JobStore, Refused, Submission
-from contract.memory_store import MemoryJobStore
+from contract.job_store import MAX_DEADLINE_S, Claimed, Submission
 from contract.records import RedisJobStore
 from contract.redis_client import Client, connect
 from contract.settings import Settings
-from contract.types import Job, JobState, Result, VersionRef
+from contract.types import Job, JobState, VersionRef
+from tests.support.record_rig import REF, Rig, answer, memory_rig, redis_rig
 from tests.support.redis_state import out_of_memory
-
-REF = VersionRef(tenant="acme", template="triage", version=3, digest="d" * 64)
-
-
-@dataclass(kw_only=True)
-class Rig:
-    """A store, and a way to let time pass in it."""
-
-    store: JobStore
-    advance: Callable[[float], None]
-
-    def submit(self, **terms: Any) -> str:
-        ref = terms.pop("ref", REF)
-        terms.setdefault("input_digest", "i" * 64)
-        job = Job(id=new_job_id(ref.tenant), ref=ref, variables={"ticket": "refund?"})
-        return self.store.submit(job, **terms).job_id
-
-    def claim(self, job_id: str, worker: str = "w1", lease_s: float = 10.0) -> Claimed:
-        claim = self.store.claim(job_id, worker, lease_s)
-        assert isinstance(claim, Claimed), claim
-        return claim
-
-    def refusal(self, job_id: str) -> str:
-        claim = self.store.claim(job_id, "w2", 10.0)
-        assert isinstance(claim, Refused), claim
-        return claim.reason
-
-
-@dataclass
-class Clock:
-    now: float = field(default_factory=time.time)
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def memory_rig(settings: Settings) -> Rig:
-    clock = Clock()
-
-    def advance(seconds: float) -> None:
-        clock.now += seconds
-
-    return Rig(store=MemoryJobStore(settings, clock=clock), advance=advance)
-
-
-def redis_rig(client: Client, settings: Settings) -> Rig:
-    return Rig(
-        store=RedisJobStore(client, settings), advance=lambda seconds: _age_all(client, seconds)
-    )
-
-
-def _age_all(client: Any, seconds: float) -> None:
-    """Let time pass in Redis by moving everything it remembers into the past."""
-    for key in client.keys("pq:acme:*"):
-        kind = client.type(key)
-        if kind == b"hash":
-            for name in ("created_at", "deadline_at", "lease_until", "finished_at"):
-                if (value := client.hget(key, name)) is not None:
-                    client.hset(key, name, f"{float(value) - seconds:.6f}")
-        if kind == b"zset":
-            for member, score in client.zrange(key, 0, -1, withscores=True):
-                client.zadd(key, {member: score - seconds})
-        if (left := client.pttl(key)) > 0:
-            client.pexpire(key, max(1, left - round(seconds * 1000)))
-    time.sleep(0.005)  # so that what has 1 ms left is gone
 
 
 @pytest.fixture
@@ -112,13 +45,6 @@ def redis_store(rig_settings: Settings, client: Client) -> RedisJobStore:
 @pytest.fixture
 def rig_settings(plain_settings: Settings, settings: Settings) -> Settings:
     return plain_settings.model_copy(update={"redis_url": settings.redis_url})
-
-
-def answer(claim: Claimed, **changes: Any) -> Result:
-    given = {"status": JobState.SUCCEEDED, "text": "billing", "finish_reason": "stop"} | changes
-    return Result(
-        job_id=claim.job.id, ref=claim.job.ref, attempt=claim.job.attempt, worker="w1", **given
-    )
 
 
 # --- the way of a job
