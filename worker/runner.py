@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.job_store import JobStore, Refused, with_commit_time
@@ -15,9 +15,11 @@ from templates.fill import check_positions, fill, trusted_ids
 from templates.version import PublishedVersion
 from worker.engine.base import Engine, Generation, GenerationRequest, NonFiniteLogits
 from worker.leases import HeldLease, LeaseKeeper
-from worker.model import LoadedModel
 from worker.outcome import Answer, failed, failed_with, log_finished, make_result, stopped
 from worker.prefixes import PrefixService, Served
+
+if TYPE_CHECKING:  # needs torch, which a fake engine does without
+    from worker.model import LoadedModel
 
 log = get_logger(__name__)
 
