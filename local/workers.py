@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -40,7 +41,9 @@ class WorkerProcess:
         options: Sequence[str] = (),
         env: dict[str, str] | None = None,
         ready_s: float = 180.0,
+        command: Sequence[str] | None = None,  # another worker than `prefillq worker start`
     ) -> None:
+        self._command = command
         self._settings = settings
         self._options = options
         self._env = env or {}
@@ -53,7 +56,7 @@ class WorkerProcess:
         """Start the process without waiting for it."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [*_COMMAND, *self._options],
+                [*(self._command or _COMMAND), *self._options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -110,6 +113,7 @@ class WorkerProcess:
         if self.process is None:
             return 0
         self.process.terminate()
+        self.resume()  # a paused process does not even notice
         try:
             self.process.wait(grace_s)
         except subprocess.TimeoutExpired:
@@ -121,6 +125,15 @@ class WorkerProcess:
         if self.process is not None:
             self.process.kill()
             self._wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: it stands still, its leases run on."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT; does nothing to a process that runs or has ended."""
+        if self._running().poll() is None:
+            os.kill(self.pid, signal.SIGCONT)
 
     def log_tail(self, lines: int = 15) -> str:
         """The last lines of its log."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from contract.errors import ModelError, SettingsError
@@ -66,17 +64,3 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
-
-
-def passing_trouble(error: Exception) -> Literal["out_of_memory", "device_lost"] | None:
-    """What the machine did to a computation, if that is what `error` tells of.
-
-    On the CPU torch has no class of its own for memory that it could not have.
-    """
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return "out_of_memory"
-    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
-        return "out_of_memory"
-    if isinstance(error, torch.AcceleratorError):
-        return "device_lost"
-    return None

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.job_store import JobStore, Refused, with_commit_time
@@ -14,7 +14,6 @@ from contract.logs import get_logger
 from contract.types import CacheInfo, CacheState, Job, JobState, Result, Timings, VersionRef
 from templates.fill import check_positions, fill, trusted_ids
 from templates.version import PublishedVersion
-from worker.device import passing_trouble
 from worker.engine.base import (
     Engine,
     EngineClosed,
@@ -23,9 +22,12 @@ from worker.engine.base import (
     NonFiniteLogits,
 )
 from worker.leases import HeldLease, LeaseKeeper
-from worker.model import LoadedModel
 from worker.outcome import Answer, failed, failed_with, log_finished, make_result, stopped
 from worker.prefixes import PrefixService, Served
+from worker.trouble import passing_trouble
+
+if TYPE_CHECKING:  # needs torch, which a fake engine does without
+    from worker.model import LoadedModel
 
 log = get_logger(__name__)
 

@@ -20,19 +20,14 @@ from templates.fill import fill
 from templates.registry import Registry
 from templates.version import PublishedVersion
 from worker.catalog import Catalog, Served
-from worker.device import default_dtype, parse_dtype, pick_device
 from worker.ending import DeviceLost, Shutdown, Watchdog
-from worker.engine.admission import admit
-from worker.engine.reference import ReferenceEngine
-from worker.engine.shared.build import SharedOptions
 from worker.identity import new_worker_id
 from worker.janitor import Janitor
 from worker.leases import LeaseKeeper
-from worker.model import load_model
+from worker.loaded import Load, load_model_and_engine
 from worker.options import WorkerOptions
 from worker.periodic import Periodic
 from worker.prefix.cache import PrefixCache
-from worker.prefix.disk import PrefixStore
 from worker.prefixes import PrefixService
 from worker.presence import Presence
 from worker.runner import JobRunner
@@ -45,7 +40,10 @@ REFRESH_S = 2.0  # a template published now is consumed after at most about twic
 class WorkerService:
     """Everything a worker process has besides Celery. `load` before `start`, then `stop`."""
 
-    def __init__(self, settings: Settings, options: WorkerOptions) -> None:
+    def __init__(
+        self, settings: Settings, options: WorkerOptions, *, load: Load = load_model_and_engine
+    ) -> None:
+        self._load = load
         self.settings = settings
         self.options = options
         self.worker_id = new_worker_id()
@@ -76,36 +74,14 @@ class WorkerService:
 
     def load(self) -> None:
         """Load the model; seconds to minutes. Raises ModelError."""
-        if self.options.threads is not None:
-            import torch
-
-            torch.set_num_threads(self.options.threads)
-        device = pick_device(self.options.device)
-        asked = self.options.dtype
-        dtype = default_dtype(device) if asked == "auto" else parse_dtype(asked)
-        self.model = load_model(self.folder, device=device, dtype=dtype)
-        self.engine, self.admission = admit(
-            self.model,
-            SharedOptions(
-                rows=self.options.batch,
-                chunk_tokens=self.options.chunk_tokens,
-                suffix_bytes=self.options.suffix_bytes,
-                native_folder=self.settings.cache_dir / "native",
-            ),
-            mode=self.options.engine,
-            kernels=self.options.kernels,
-            folder=self.settings.cache_dir / "admission",
-        )
+        loaded = self._load(self.folder, self.options, self.settings)
+        self.model, self.engine, self.admission = loaded.model, loaded.engine, loaded.admission
         self.prefixes = PrefixService(
             cache=PrefixCache(self.options.cache_bytes),
             engine=self.engine,
             model=self.model,
-            plain=ReferenceEngine(self.model),
-            store=PrefixStore(
-                self.settings.cache_dir / "prefixes", max_bytes=self.options.disk_bytes
-            )
-            if self.options.disk_bytes
-            else None,
+            plain=loaded.plain,
+            store=loaded.store,
         )
         self.runner = JobRunner(
             worker_id=self.worker_id,

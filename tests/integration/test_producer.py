@@ -30,9 +30,10 @@ from contract.types import JobState, Result
 from producer import Producer
 from producer.bell import CeleryBell
 from templates.registry import Registry
+from tests.support.proxy import Proxy
 from tests.support.published import COMPILED, MODEL, make_spec
 from tests.support.redis_state import out_of_memory
-from tests.support.tcp import Proxy, SilentServer, closed_port_url
+from tests.support.tcp import SilentServer, closed_port_url
 
 TICKET = {"ticket": "refund?"}
 BOUND_S = 5.0
@@ -269,7 +270,7 @@ def test_a_connection_that_goes_half_open_in_the_middle_of_a_submit(
         Proxy(settings.redis_url) as proxy,
         Producer(settings, redis_url=proxy.url) as producer,
     ):
-        Stage(producer, stage, proxy.swallow)
+        Stage(producer, stage, proxy.stall)
         error = bounded(lambda: producer.submit("acme/triage", TICKET))
         assert ("may have been enqueued" in str(error)) == (stage != "resolve")
 
