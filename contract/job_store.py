@@ -139,8 +139,8 @@ class JobStore(Protocol):
         """Move the lease's end to `lease_s` seconds from now, while the fence is the newest."""
         ...
 
-    def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
-        """Why a running job should stop now; cheap enough to ask between decode steps."""
+    def stop_reasons(self, held: Sequence[tuple[str, int]]) -> list[StopReason | None]:
+        """Why each of these claims (job id, fence) should be given up now; one round trip."""
         ...
 
     def commit(self, result: Result, fence: int) -> Result | None:

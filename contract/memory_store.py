@@ -184,14 +184,17 @@ class MemoryJobStore:
             record.lease_until = record.ring_at = self._clock() + lease_s
             return "cancel_requested" if record.cancel_requested else "ok"
 
-    def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
+    def stop_reasons(self, held: Sequence[tuple[str, int]]) -> list[StopReason | None]:
         with self._lock:
-            record = self._held(job_id, fence)
-            if record is None:
-                return "lost"
-            if record.cancel_requested:
-                return "cancelled"
-            return "expired" if record.deadline_at <= self._clock() else None
+            return [self._stop_reason(job_id, fence) for job_id, fence in held]
+
+    def _stop_reason(self, job_id: str, fence: int) -> StopReason | None:
+        record = self._held(job_id, fence)
+        if record is None:
+            return "lost"
+        if record.cancel_requested:
+            return "cancelled"
+        return "expired" if record.deadline_at <= self._clock() else None
 
     def commit(self, result: Result, fence: int) -> Result | None:
         check_ended(result)

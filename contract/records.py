@@ -189,10 +189,15 @@ class RedisJobStore:
         with errors_explained(self._settings):
             return cast(Renewal, text(self._run("renew", job_id, fence, lease_s)))
 
-    def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
+    def stop_reasons(self, held: Sequence[tuple[str, int]]) -> list[StopReason | None]:
+        if not held:
+            return []
         with errors_explained(self._settings):
-            reply = self._run("stop_reason", job_id, fence)
-        return None if reply is None else cast(StopReason, text(reply))
+            pipe = self._client.pipeline(transaction=False)
+            for job_id, fence in held:
+                self._run("stop_reason", job_id, fence, pipe=pipe)
+            replies = pipe.execute()
+        return [None if reply is None else cast(StopReason, text(reply)) for reply in replies]
 
     def commit(self, result: Result, fence: int) -> Result | None:
         check_ended(result)

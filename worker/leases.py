@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,20 +28,18 @@ log = get_logger(__name__)
 # Why a running job should stop: its record says so, or its worker ends and gives it back.
 Stop = StopReason | Literal["returned"]
 
-# How often a running job looks at its record for a cancel, between decode steps.
-POLL_S = 0.5
+# How often the records of running jobs are looked at for a cancel or a deadline.
+LOOK_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
 class HeldLease:
-    """One running job's lease. Written by the renewing thread, read by the engine's."""
+    """One running job's lease. Written by the keeper's threads, read by the engine's."""
 
     job_id: str
     fence: int
     delivery_tag: str | None
-    look: Callable[[], StopReason | None]  # asks the record
     _stop: Stop | None = None
-    _looked_at: float = field(default_factory=time.monotonic)
     asked_at: float = field(default_factory=time.monotonic)  # when the job last made a step
 
     @property
@@ -50,18 +48,11 @@ class HeldLease:
         return self._stop
 
     def stop_reason(self) -> Stop | None:
-        """Why the engine should stop, or None; reads the record at most every POLL_S.
+        """Why the engine should stop, or None; cheap enough to ask between decode steps.
 
-        An absent Redis stops nothing: the job may well end before the lease does, and the
-        fence refuses it if not.
+        Reads no record: a round trip for each job and step would cost more than the step.
         """
-        now = self.beat()
-        if self._stop is None and now - self._looked_at >= POLL_S:
-            self._looked_at = now
-            try:
-                self._stop = self.look()
-            except (RedisUnreachable, RedisRefused) as error:
-                log.warning("stop_check_skipped", job_id=self.job_id, error=str(error))
+        self.beat()
         return self._stop
 
     def beat(self) -> float:
@@ -75,7 +66,7 @@ class HeldLease:
 
 
 class LeaseKeeper:
-    """All leases this worker holds, and the thread that renews them."""
+    """All leases this worker holds, and the threads that look after them."""
 
     def __init__(
         self, store: JobStore, *, settings: Settings, broker: Client | None = None
@@ -86,25 +77,25 @@ class LeaseKeeper:
         self._broker = broker
         self._held: dict[str, HeldLease] = {}
         self._lock = threading.Lock()
-        self._thread = Periodic("lease-renewal", self.renew_all, interval_s=self.lease_s / 4)
+        self._threads = (
+            Periodic("lease-renewal", self.renew_all, interval_s=self.lease_s / 4),
+            Periodic("lease-look", self.look_all, interval_s=LOOK_S),
+        )
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        self._thread.stop()
+        for thread in self._threads:
+            thread.stop()
 
     @contextmanager
     def hold(
         self, job_id: str, fence: int, *, delivery_tag: str | None = None
     ) -> Iterator[HeldLease]:
         """Keep the job's lease alive inside the block."""
-        held = HeldLease(
-            job_id=job_id,
-            fence=fence,
-            delivery_tag=delivery_tag,
-            look=lambda: self._store.stop_reason(job_id, fence),
-        )
+        held = HeldLease(job_id=job_id, fence=fence, delivery_tag=delivery_tag)
         with self._lock:
             self._held[job_id] = held
         try:
@@ -132,6 +123,23 @@ class LeaseKeeper:
             held = list(self._held.values())
         for lease in held:
             lease.end("returned")
+
+    def look_all(self) -> None:
+        """Look at every running job's record, and stop those that should go no further.
+
+        An absent Redis stops nothing: the job may well end before the lease does, and the
+        fence refuses it if not.
+        """
+        with self._lock:
+            held = [lease for lease in self._held.values() if lease.known_stop is None]
+        try:
+            reasons = self._store.stop_reasons([(lease.job_id, lease.fence) for lease in held])
+        except (RedisUnreachable, RedisRefused) as error:
+            log.warning("stop_check_skipped", running=len(held), error=str(error))
+            return
+        for lease, reason in zip(held, reasons, strict=True):
+            if reason is not None:
+                lease.end(reason)
 
     def renew_all(self) -> None:
         """Renew every held lease once; a lost one stops its job."""

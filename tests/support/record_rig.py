@@ -36,6 +36,10 @@ class Rig:
         assert isinstance(claim, Claimed), claim
         return claim
 
+    def stop_reason(self, job_id: str, fence: int) -> str | None:
+        [reason] = self.store.stop_reasons([(job_id, fence)])
+        return reason
+
     def refusal(self, job_id: str) -> str:
         claim = self.store.claim(job_id, "w2", 10.0)
         assert isinstance(claim, Refused), claim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -54,12 +55,29 @@ def test_renewal_moves_the_messages_score_only_while_it_is_unacknowledged(make_s
 
 def test_redis_away_stops_no_running_job(make_stack: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop check that cannot be answered means go on; the fence guards the commit."""
-    monkeypatch.setattr("worker.leases.POLL_S", 0.0)
     stack = make_stack()
 
-    def away(*_: Any) -> Any:
+    def away(_: Any) -> Any:
         raise RedisUnreachable("Redis cannot be reached")
 
-    monkeypatch.setattr(stack.store, "stop_reason", away)
+    monkeypatch.setattr(stack.store, "stop_reasons", away)
     with stack.leases.hold("acme.x", 1) as lease:
+        stack.leases.look_all()
         assert lease.stop_reason() is None
+
+
+def test_one_look_tells_each_job_its_own_reason(make_stack: Any) -> None:
+    """A cancelled, a late, a stolen and an untouched job, in one call of the store."""
+    stack = make_stack()
+    jobs = [stack.submit(str(n), deadline_s=30 if n == 1 else 3600) for n in range(4)]
+    with ExitStack() as held:
+        leases = []
+        for number, job_id in enumerate(jobs):
+            claim = stack.store.claim(job_id, "w1", 20.0 if number == 2 else 60.0)
+            leases.append(held.enter_context(stack.leases.hold(job_id, claim.job.fence)))
+        stack.store.cancel(jobs[0])
+        stack.clock.now += 31
+        stack.store.claim(jobs[2], "w2", 60.0)
+        stack.leases.look_all()
+        reasons = [lease.stop_reason() for lease in leases]
+    assert reasons == ["cancelled", "expired", "lost", None]

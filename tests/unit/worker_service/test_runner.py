@@ -328,13 +328,13 @@ def test_cancel_while_running_stops_between_steps(
     make_stack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case Q15: the engine asks between steps, and the record ends as cancelled."""
-    monkeypatch.setattr("worker.leases.POLL_S", 0.0)
     stack = make_stack(engine=FakeEngine(delay_s=30.0))
     job_id = stack.submit(use_cache=False)
     generate = stack.engine.generate
 
     def cancelled_meanwhile(request: GenerationRequest) -> Any:
         assert stack.store.cancel(job_id) is JobState.RUNNING
+        stack.leases.look_all()
         return generate(request)
 
     monkeypatch.setattr(stack.engine, "generate", cancelled_meanwhile)
