@@ -16,12 +16,18 @@ from kombu.transport import redis as kombu_redis
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
 from contract.logs import get_logger
+from worker.rotation import TenantRotation
 
 log = get_logger(__name__)
 
 
 class Channel(kombu_redis.Channel):  # type: ignore[misc]
-    """Drops entries that are no messages."""
+    """Drops entries that are no messages, and takes turns by tenant."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # kombu's own orders, one of which is chosen by name, know nothing of tenants.
+        self._queue_cycle = TenantRotation()
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
