@@ -44,6 +44,21 @@ def dead(tenant: str) -> str:
     return f"pq:{tenant}:dead"
 
 
+def held(tenant: str) -> str:
+    """Sorted set: ids of queued jobs that wait for another of the tenant's to end."""
+    return f"pq:{tenant}:held"
+
+
+def limits(tenant: str) -> str:
+    """Hash: what the tenant may do at most; see `contract.job_store.TenantLimits`."""
+    return f"pq:{tenant}:limits"
+
+
+def rate(tenant: str) -> str:
+    """Hash: how many jobs the tenant may submit at once now, and since when that is so."""
+    return f"pq:{tenant}:rate"
+
+
 def notices(tenant: str) -> str:
     """Pub/sub channel: the id of every job that ends."""
     return f"pq:{tenant}:notices"

@@ -33,13 +33,17 @@ from contract.job_store import (
     StopReason,
     Submission,
     Submitted,
+    TenantLimits,
     already_ended,
     check_ended,
+    check_limits,
     check_submission,
     fit_result,
     key_taken,
     no_such_job,
     not_dead,
+    over_queued,
+    over_rate,
     queue_full,
 )
 from contract.record_hash import asked, job_of, pairs, view_of
@@ -150,6 +154,8 @@ class RedisJobStore:
             *asked(job),
             more_keys=[
                 keys.waiting(tenant, template),
+                keys.limits(tenant),
+                keys.rate(tenant),
                 *([] if key is None else [keys.idempotency(tenant, key)]),
             ],
             pipe=pipe,
@@ -165,6 +171,7 @@ class RedisJobStore:
             return bool(self._run("withdraw", job_id, more_keys=more_keys))
 
     def claim(self, job_id: str, worker_id: str, lease_s: float) -> Claimed | Refused:
+        tenant = tenant_of(job_id)
         with errors_explained(self._settings):
             reply = self._run(
                 "claim",
@@ -174,7 +181,7 @@ class RedisJobStore:
                 secrets.token_hex(8),
                 self._settings.max_attempts,
                 self._dead_ms,
-                more_keys=[keys.dead(tenant_of(job_id))],
+                more_keys=[keys.dead(tenant), keys.limits(tenant), keys.held(tenant)],
             )
         match reply:
             case [b"claimed", queued_s, record]:
@@ -209,9 +216,14 @@ class RedisJobStore:
             done = self._run("commit", result.job_id, fence, str(fitting.status), packed)
         return fitting if done else None
 
-    def note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
+    def note_commit(self, job_id: str, fence: int, commit_s: float) -> Doorbell | None:
+        held = keys.held(tenant_of(job_id))
         with errors_explained(self._settings):
-            self._run("note_commit", job_id, fence, f"{commit_s:.6f}")
+            reply = self._run("note_commit", job_id, fence, f"{commit_s:.6f}", more_keys=[held])
+        if reply is None:
+            return None
+        next_id, queue = map(text, reply)
+        return Doorbell(job_id=next_id, queue=queue, state=JobState.QUEUED, silent=True)
 
     def overdue(self, tenant: str, *, limit: int) -> list[Doorbell]:
         with errors_explained(self._settings):
@@ -219,26 +231,57 @@ class RedisJobStore:
             pipe = self._client.pipeline(transaction=False)
             for index in (keys.running(tenant), keys.queued(tenant)):
                 pipe.zrange(index, "-inf", now, byscore=True, offset=0, num=limit)
-            running, queued = pipe.execute()
-            late = [
-                *((text(job_id), JobState.RUNNING) for job_id in running),
-                *((text(job_id), JobState.QUEUED) for job_id in queued),
+            pipe.zrange(keys.held(tenant), 0, limit - 1)
+            pipe.hget(keys.limits(tenant), "max_running")
+            pipe.zcard(keys.running(tenant))
+            running, queued, held, max_running, others = pipe.execute()
+            # Held back, and there may be room now.
+            freed = held[: max(0, int(max_running) - others)] if max_running else held
+            bells = self._doorbells(tenant, freed, JobState.QUEUED, silent=True)
+            bells += self._doorbells(tenant, running, JobState.RUNNING)
+            known = {bell.job_id for bell in bells}
+            bells += [
+                bell
+                for bell in self._doorbells(tenant, queued, JobState.QUEUED)
+                if bell.job_id not in known
             ]
-            for job_id, _ in late:
-                pipe.hmget(keys.job(job_id), "queue", "not_before")
-            # A damaged record's error stands in its place and must not hide the others.
-            records = pipe.execute(raise_on_error=False) if late else []
-            bells, lost = [], []
-            for (job_id, state), record in zip(late, records, strict=True):
-                if isinstance(record, list) and isinstance(record[0], bytes):
-                    queue, retried = text(record[0]), record[1] is not None
-                    bells.append(Doorbell(job_id=job_id, queue=queue, state=state, retried=retried))
-                else:
+        return bells
+
+    def _doorbells(
+        self, tenant: str, job_ids: Sequence[bytes], state: JobState, *, silent: bool = False
+    ) -> list[Doorbell]:
+        """Of the ids in an index; those without a record of ours are taken out of all."""
+        if not job_ids:
+            return []
+        pipe = self._client.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipe.hmget(keys.job(text(job_id)), "queue", "not_before", "state")
+        # A damaged record's error stands in its place and must not hide the others.
+        records = pipe.execute(raise_on_error=False)
+        bells, lost, moved_on = [], [], []
+        for job_id, record in zip(job_ids, records, strict=True):
+            match record:
+                case [bytes(queue), not_before, bytes(found)]:
+                    if text(found) != state:
+                        moved_on.append(job_id)
+                        continue
+                    bells.append(
+                        Doorbell(
+                            job_id=text(job_id),
+                            queue=text(queue),
+                            state=state,
+                            silent=silent or not_before is not None,
+                        )
+                    )
+                case _:
                     lost.append(job_id)
-            if lost:  # no record, or no record of ours: nothing is left to ring for
-                pipe.zrem(keys.running(tenant), *lost)
-                pipe.zrem(keys.queued(tenant), *lost)
-                pipe.execute()
+        for index in (keys.running(tenant), keys.queued(tenant)):
+            if lost:
+                pipe.zrem(index, *lost)
+        if gone := [*lost, *moved_on]:
+            # Only here are those found that ended otherwise; the other two follow the record.
+            pipe.zrem(keys.held(tenant), *gone)
+            pipe.execute()
         return bells
 
     def rung(self, doorbells: Sequence[Doorbell]) -> None:
@@ -341,6 +384,31 @@ class RedisJobStore:
                 replies += pipe.execute()
         return [None if reply is None else JobState(text(reply)) for reply in replies]
 
+    def set_limits(self, tenant: str, limits: TenantLimits) -> None:
+        check_limits(limits)
+        given = {
+            "rate": limits.rate_per_s,
+            "max_queued": limits.max_queued,
+            "max_running": limits.max_running,
+        }
+        key, set_ones = keys.limits(tenant), {k: v for k, v in given.items() if v is not None}
+        with errors_explained(self._settings):
+            pipe = self._client.pipeline(transaction=True)
+            pipe.delete(key)
+            if set_ones:
+                pipe.hset(key, mapping=set_ones)
+            pipe.execute()
+
+    def limits(self, tenant: str) -> TenantLimits:
+        with errors_explained(self._settings):
+            found = self._client.hmget(keys.limits(tenant), "rate", "max_queued", "max_running")
+        rate, queued, running = found
+        return TenantLimits(
+            rate_per_s=None if rate is None else float(rate),
+            max_queued=None if queued is None else int(queued),
+            max_running=None if running is None else int(running),
+        )
+
     def notices(self) -> NoticeStream:
         return RedisNotices(self._client, self._settings)
 
@@ -419,6 +487,10 @@ def _submitted(submission: Submission, reply: Any) -> Submitted | PrefillqError:
     match [text(part) for part in reply]:
         case ["full"]:
             return queue_full(submission.job, submission.max_queue or 0)
+        case ["over_queued", limit]:
+            return over_queued(submission.job.ref.tenant, int(limit))
+        case ["over_rate", seconds]:
+            return over_rate(submission.job.ref.tenant, float(seconds))
         case ["conflict", job_id, _]:
             return key_taken(job_id)
         case [outcome, job_id, state, queue]:

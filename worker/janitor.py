@@ -66,7 +66,7 @@ class Janitor:
     def _has_no_message(self, job: Doorbell) -> bool:
         # A queued job in a queue that holds messages has very likely one of its own; should it
         # not, it is rung for once the queue has drained.
-        if job.state is JobState.RUNNING or job.retried:
+        if job.state is JobState.RUNNING or job.silent:
             return True
         with errors_explained(self._settings):
             return self._client.llen(keys.messages(job.queue)) == 0

@@ -87,6 +87,7 @@ class JobRunner:
         self._draining = draining
         self._device_lost = device_lost
         self._clock = clock
+        self.ring: Callable[[str, str], None] = lambda _queue, _job_id: None  # until there is one
 
     def run(self, job_id: str, *, delivery_tag: str | None = None) -> Result | None:
         """Claim, answer and commit a job. None when it was not ours to run or to finish.
@@ -323,9 +324,10 @@ class JobRunner:
 
     def _note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
         try:
-            self._store.note_commit(job_id, fence, commit_s)
+            if held_back := self._store.note_commit(job_id, fence, commit_s):
+                self.ring(held_back.queue, held_back.job_id)
         except PrefillqError as error:
-            # The job has ended well; its record only lacks this one number.
+            # The job has ended well; its record only lacks this one number, and the janitor rings.
             log.warning("commit_time_not_noted", job_id=job_id, error=str(error))
 
 

@@ -109,6 +109,7 @@ class WorkerService:
 
         The model must be loaded. `ring` sends a message with a job's id to a queue.
         """
+        self.runner.ring = ring
         self.refresh()
         janitor = Janitor(
             client=self.client,

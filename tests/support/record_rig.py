@@ -74,7 +74,14 @@ def _age_all(client: Any, seconds: float) -> None:
     for key in client.keys("pq:acme:*"):
         kind = client.type(key)
         if kind == b"hash":
-            for name in ("created_at", "deadline_at", "lease_until", "finished_at", "not_before"):
+            for name in (
+                "created_at",
+                "deadline_at",
+                "lease_until",
+                "finished_at",
+                "not_before",
+                "at",
+            ):
                 if (value := client.hget(key, name)) is not None:
                     client.hset(key, name, f"{float(value) - seconds:.6f}")
         if kind == b"zset":
