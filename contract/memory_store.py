@@ -19,6 +19,7 @@ from contract.job_store import (
     COMMIT_GRACE_S,
     Claimed,
     Doorbell,
+    Held,
     JobView,
     Notice,
     NoticeStream,
@@ -171,6 +172,12 @@ class MemoryJobStore:
                 return "lost"
             record.lease_until = self._clock() + lease_s
             return "cancel_requested" if record.cancel_requested else "ok"
+
+    def renew_many(self, held: Sequence[Held], lease_s: float) -> list[Renewal | PrefillqError]:
+        return [self.renew(job_id, fence, lease_s) for job_id, fence in held]
+
+    def stop_reasons(self, held: Sequence[Held]) -> list[StopReason | PrefillqError | None]:
+        return [self.stop_reason(job_id, fence) for job_id, fence in held]
 
     def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
         with self._lock:

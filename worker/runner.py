@@ -23,8 +23,10 @@ if TYPE_CHECKING:  # needs torch, which a fake engine does without
 
 log = get_logger(__name__)
 
-# A result that cannot be written is tried again this often, until its lease ends.
+# A result that cannot be written is tried again this often, and for a lease or this long. While
+# Redis is away nobody can take the job, and if somebody did, the fence refuses the result.
 COMMIT_RETRY_S = 0.5
+COMMIT_PATIENCE_S = 60.0
 
 
 class VersionSource(Protocol):
@@ -243,15 +245,20 @@ class JobRunner:
         return tuple(self._model.tokenizer.encode_ordinary(choice) for choice in choices)
 
     def _commit(self, result: Result, fence: int, lease: HeldLease) -> Result | None:
-        """Write the result; while Redis is away or full, keep trying until the lease may end."""
-        give_up = time.monotonic() + self._leases.lease_s
+        """Write the result; while Redis is away or full, keep trying."""
+        give_up = time.monotonic() + max(self._leases.lease_s, COMMIT_PATIENCE_S)
+        waits = False
         while True:
             try:
                 return self._store.commit(result, fence)
             except (RedisUnreachable, RedisRefused) as error:
-                if time.monotonic() >= give_up or lease.known_stop == "lost":
+                if time.monotonic() >= give_up or lease.stop_reason() == "lost":
+                    # Not lost for good: the lease ends, and the job runs again.
                     log.error("commit_given_up", job_id=result.job_id, error=str(error))  # noqa: TRY400
                     raise
+                if not waits:
+                    log.warning("commit_waits", job_id=result.job_id, error=str(error))
+                    waits = True
                 time.sleep(COMMIT_RETRY_S)
 
     def _release(self, job_id: str, fence: int) -> None:

@@ -28,6 +28,7 @@ from worker.periodic import Periodic
 from worker.prefix.cache import PrefixCache
 from worker.prefixes import PrefixService
 from worker.presence import Presence
+from worker.refusals import REFUSALS
 from worker.runner import JobRunner
 
 log = get_logger(__name__)
@@ -157,6 +158,7 @@ class WorkerService:
             "admission": self.admission.to_dict(),
             "batch_size": self.engine.batch_size,
             "running": self.leases.running,
+            "refused_messages": REFUSALS.counts(),
             "templates": [f"{served.tenant}/{served.template}" for served in self.serving],
             "cache": {
                 "entries": stats.entries,
