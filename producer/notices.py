@@ -64,7 +64,12 @@ class Watcher:
         self._add(wait, pending)
         try:
             # After the registration, so that no job can end unseen between the two.
-            for job_id in self._patience.call(lambda: [*self._ended_now(tuple(pending))]):
+            patient_until = self._patience.until()
+            ended = self._patience.call(
+                lambda: list(self._ended_now(tuple(pending))),
+                until=patient_until if give_up is None else min(patient_until, give_up),
+            )
+            for job_id in ended:
                 pending.discard(job_id)
                 yield job_id
             while pending:

@@ -117,7 +117,7 @@ class LeaseKeeper:
 
     def look_all(self) -> None:
         """Find out which running jobs should stop, and make them."""
-        held = [lease for lease in self._all() if lease.stop_reason() is None]
+        held = self._all()
         if not held:
             return
         reasons = self._store.stop_reasons([(lease.job_id, lease.fence) for lease in held])
