@@ -18,6 +18,7 @@ Refusal = Literal[
 ]
 Renewal = Literal["ok", "cancel_requested", "lost"]
 StopReason = Literal["cancelled", "expired", "lost"]
+Held = tuple[str, int]  # a claimed job's id and its fence
 
 MAX_DEADLINE_S = 366 * 86_400.0
 MAX_KEY_CHARS = 256
@@ -151,8 +152,16 @@ class JobStore(Protocol):
         """Move the lease's end to `lease_s` seconds from now, while the fence is the newest."""
         ...
 
-    def stop_reasons(self, held: Sequence[tuple[str, int]]) -> list[StopReason | None]:
-        """Why each of these claims (job id, fence) should be given up now; one round trip."""
+    def renew_many(self, held: Sequence[Held], lease_s: float) -> list[Renewal | PrefillqError]:
+        """As `renew` for each, in one round trip; a refusal stands in its place, not raised."""
+        ...
+
+    def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
+        """Why a running job should stop now."""
+        ...
+
+    def stop_reasons(self, held: Sequence[Held]) -> list[StopReason | PrefillqError | None]:
+        """As `stop_reason` for each, in one round trip; a refusal stands in its place."""
         ...
 
     def commit(self, result: Result, fence: int) -> Result | None:

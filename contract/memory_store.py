@@ -19,6 +19,7 @@ from contract.job_store import (
     COMMIT_GRACE_S,
     Claimed,
     Doorbell,
+    Held,
     JobView,
     Notice,
     NoticeStream,
@@ -215,17 +216,20 @@ class MemoryJobStore:
             record.lease_until = record.ring_at = self._clock() + lease_s
             return "cancel_requested" if record.cancel_requested else "ok"
 
-    def stop_reasons(self, held: Sequence[tuple[str, int]]) -> list[StopReason | None]:
-        with self._lock:
-            return [self._stop_reason(job_id, fence) for job_id, fence in held]
+    def renew_many(self, held: Sequence[Held], lease_s: float) -> list[Renewal | PrefillqError]:
+        return [self.renew(job_id, fence, lease_s) for job_id, fence in held]
 
-    def _stop_reason(self, job_id: str, fence: int) -> StopReason | None:
-        record = self._held(job_id, fence)
-        if record is None:
-            return "lost"
-        if record.cancel_requested:
-            return "cancelled"
-        return "expired" if record.deadline_at <= self._clock() else None
+    def stop_reasons(self, held: Sequence[Held]) -> list[StopReason | PrefillqError | None]:
+        return [self.stop_reason(job_id, fence) for job_id, fence in held]
+
+    def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
+        with self._lock:
+            record = self._held(job_id, fence)
+            if record is None:
+                return "lost"
+            if record.cancel_requested:
+                return "cancelled"
+            return "expired" if record.deadline_at <= self._clock() else None
 
     def commit(self, result: Result, fence: int) -> Result | None:
         check_ended(result)

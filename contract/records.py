@@ -23,6 +23,7 @@ from contract.job_store import (
     COMMIT_GRACE_S,
     Claimed,
     Doorbell,
+    Held,
     JobStore,
     JobView,
     Notice,
@@ -196,15 +197,26 @@ class RedisJobStore:
         with errors_explained(self._settings):
             return cast(Renewal, text(self._run("renew", job_id, fence, lease_s)))
 
-    def stop_reasons(self, held: Sequence[tuple[str, int]]) -> list[StopReason | None]:
-        if not held:
-            return []
+    def renew_many(self, held: Sequence[Held], lease_s: float) -> list[Renewal | PrefillqError]:
+        replies = self._run_many("renew", held, lease_s)
+        return [
+            reply if isinstance(reply, PrefillqError) else cast(Renewal, text(reply))
+            for reply in replies
+        ]
+
+    def stop_reasons(self, held: Sequence[Held]) -> list[StopReason | PrefillqError | None]:
+        replies = self._run_many("stop_reason", held)
+        return [
+            reply
+            if reply is None or isinstance(reply, PrefillqError)
+            else cast(StopReason, text(reply))
+            for reply in replies
+        ]
+
+    def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
         with errors_explained(self._settings):
-            pipe = self._client.pipeline(transaction=False)
-            for job_id, fence in held:
-                self._run("stop_reason", job_id, fence, pipe=pipe)
-            replies = pipe.execute()
-        return [None if reply is None else cast(StopReason, text(reply)) for reply in replies]
+            reply = self._run("stop_reason", job_id, fence)
+        return None if reply is None else cast(StopReason, text(reply))
 
     def commit(self, result: Result, fence: int) -> Result | None:
         check_ended(result)
@@ -441,6 +453,17 @@ class RedisJobStore:
             args=[job_id, keep_ms, keys.notices(tenant), *args],
             client=pipe,
         )
+
+    def _run_many(self, script: str, held: Sequence[Held], *args: float) -> list[Any]:
+        """The script's reply for each claim; what Redis refused is explained in its place."""
+        replies: list[Any] = []
+        for group in _groups(held):
+            with errors_explained(self._settings):
+                pipe = self._client.pipeline(transaction=False)
+                for job_id, fence in group:
+                    self._run(script, job_id, fence, *args, pipe=pipe)
+                replies += pipe.execute(raise_on_error=False)
+        return [self._explained(r) if isinstance(r, Exception) else r for r in replies]
 
     def _explained(self, error: Exception) -> PrefillqError:
         try:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Self
-from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contract.errors import SettingsError
+from contract.redis_url import check_redis_url
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -32,8 +32,9 @@ class Settings(BaseSettings):
     # How long a client waits for Redis before it says so (a submit is at most a few calls).
     redis_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 2.0
 
-    # A running job is its worker's while the lease lasts; it is renewed every quarter of it.
-    lease_s: Annotated[float, Field(ge=4, le=3600)] = 60.0
+    # A running job is its worker's while the lease lasts; it is renewed every quarter of it. A
+    # killed worker's jobs wait for its end, so it is short; docs/reliability.md has the figures.
+    lease_s: Annotated[float, Field(ge=4, le=3600)] = 6.0
 
     # Records and results are kept this long after the job ended.
     result_ttl_s: Annotated[float, Field(ge=1, le=YEAR_S)] = 24 * 3600.0
@@ -52,16 +53,7 @@ class Settings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _known_scheme(cls, value: str) -> str:
-        if not value.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("expected redis://, rediss:// or unix://")
-        try:
-            urlsplit(value).port  # noqa: B018 - reading it is what checks it
-        except ValueError:
-            # Without the cause: it quotes the URL, which may hold a password.
-            raise ValueError(
-                "a URL whose port is a number; percent-encode /, # and ? in a password"
-            ) from None
-        return value
+        return check_redis_url(value)
 
     @property
     def models_dir(self) -> Path:

@@ -65,6 +65,8 @@ class WorkerProcess:
                     "PREFILLQ_REDIS_URL": self._settings.redis_url,
                     "PREFILLQ_CACHE_DIR": str(self._settings.cache_dir),
                     "PREFILLQ_LEASE_S": str(self._settings.lease_s),
+                    "PREFILLQ_RESULT_TTL_S": str(self._settings.result_ttl_s),
+                    "PREFILLQ_MAX_RESULT_BYTES": str(self._settings.max_result_bytes),
                     **self._env,
                 },
                 start_new_session=True,  # Ctrl-C reaches us; we stop it in order

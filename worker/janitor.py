@@ -7,9 +7,12 @@ cost the job.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 
 from contract import keys
+from contract.errors import RedisRefused, RedisUnreachable
 from contract.job_store import Doorbell, JobStore
 from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained, text
@@ -32,7 +35,10 @@ class Janitor:
         store: JobStore,
         worker_id: str,
         ring: Callable[[str, str], None],  # queue, job id
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._trusts_leases_at = -math.inf
         self._client = client
         self._settings = settings
         self._store = store
@@ -43,6 +49,15 @@ class Janitor:
 
     def sweep(self) -> int:
         """Ring for every job that needs it; returns how many. 0 when another worker sweeps."""
+        try:
+            return self._sweep()
+        except (RedisUnreachable, RedisRefused):
+            # Nobody could renew a lease either, so a lease that ran out says nothing of its
+            # worker: they all have the time of one lease to come back.
+            self._trusts_leases_at = self._clock() + self._settings.lease_s
+            raise
+
+    def _sweep(self) -> int:
         if not self._is_ours():
             return 0
         rung = 0
@@ -51,7 +66,7 @@ class Janitor:
         for tenant in tenants:
             late = self._store.overdue(tenant, limit=LIMIT)
             for job in late:
-                if self._has_no_message(job):
+                if self._may_ring(job) and self._has_no_message(job):
                     self._ring(job.queue, job.job_id)
                     log.info("rung_again", job_id=job.job_id, queue=job.queue, state=str(job.state))
                     rung += 1
@@ -62,6 +77,9 @@ class Janitor:
         with errors_explained(self._settings):
             ttl_ms = round(self.interval_s * 800)
             return bool(self._client.set(keys.JANITOR, self._worker_id, nx=True, px=ttl_ms))
+
+    def _may_ring(self, job: Doorbell) -> bool:
+        return job.state is not JobState.RUNNING or self._clock() >= self._trusts_leases_at
 
     def _has_no_message(self, job: Doorbell) -> bool:
         # A queued job in a queue that holds messages has very likely one of its own; should it

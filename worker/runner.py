@@ -33,8 +33,10 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-# A result that cannot be written is tried again this often, until its lease ends.
+# A result that cannot be written is tried again this often, and for a lease or this long. While
+# Redis is away nobody can take the job, and if somebody did, the fence refuses the result.
 COMMIT_RETRY_S = 0.5
+COMMIT_PATIENCE_S = 60.0
 
 # Seconds between the attempts of a job: doubled each time, up to the longest.
 BACKOFF_S, LONGEST_BACKOFF_S = 2.0, 60.0
@@ -173,7 +175,7 @@ class JobRunner:
             # A job ends with a reason whatever went wrong in it; the traceback is for the log.
             log.exception("job_crashed", job_id=job.id)
             return failed("internal_error", f"{type(error).__name__} in the worker")
-        if answer.status is JobState.CANCELLED and lease.known_stop == "returned":
+        if answer.status is JobState.CANCELLED and lease.stop_reason() == "returned":
             raise JobReturned("the worker ends before the job does")
         return answer
 
@@ -304,15 +306,20 @@ class JobRunner:
         return tuple(self._model.tokenizer.encode_ordinary(choice) for choice in choices)
 
     def _written(self, job_id: str, lease: HeldLease, write: Callable[[], T]) -> T:
-        """What `write` returns; while Redis is away or full, tried until the lease may end."""
-        give_up = time.monotonic() + self._leases.lease_s
+        """What `write` returns; while Redis is away or full, it is tried again and again."""
+        give_up = time.monotonic() + max(self._leases.lease_s, COMMIT_PATIENCE_S)
+        waits = False
         while True:
             try:
                 return write()
             except (RedisUnreachable, RedisRefused) as error:
-                if lease.beat() >= give_up or lease.known_stop == "lost":
-                    log.error("result_not_written", job_id=job_id, error=str(error))  # noqa: TRY400
+                if lease.beat() >= give_up or lease.stop_reason() == "lost":
+                    # Not lost for good: the lease ends, and the job runs again.
+                    log.error("commit_given_up", job_id=job_id, error=str(error))  # noqa: TRY400
                     raise
+                if not waits:
+                    log.warning("commit_waits", job_id=job_id, error=str(error))
+                    waits = True
                 time.sleep(COMMIT_RETRY_S)
 
     def _release(self, job_id: str, fence: int) -> None:

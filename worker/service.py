@@ -30,6 +30,7 @@ from worker.periodic import Periodic
 from worker.prefix.cache import PrefixCache
 from worker.prefixes import PrefixService
 from worker.presence import Presence
+from worker.refusals import REFUSALS
 from worker.runner import JobRunner
 
 log = get_logger(__name__)
@@ -182,6 +183,7 @@ class WorkerService:
             "batch_size": self.engine.batch_size,
             "running": self.leases.running,
             "draining": self.shutdown.draining,
+            "refused_messages": REFUSALS.counts(),
             "templates": [f"{served.tenant}/{served.template}" for served in self.serving],
             "cache": {
                 "entries": stats.entries,

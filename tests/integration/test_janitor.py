@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from contract import keys
+from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.ids import new_job_id
 from contract.records import RedisJobStore
 from contract.redis_client import Client
@@ -26,12 +27,14 @@ class Rig:
         self.client = client
         self.store = RedisJobStore(client, self.settings)
         self.rung: list[tuple[str, str]] = []
+        self.now = 0.0
         self.janitor = Janitor(
             client=client,
             settings=self.settings,
             store=self.store,
             worker_id=worker_id,
             ring=lambda queue, job_id: self.rung.append((queue, job_id)),
+            clock=lambda: self.now,
         )
         client.sadd(keys.TENANTS, "acme")
 
@@ -71,6 +74,34 @@ def test_running_job_under_a_lease_is_left_alone(rig: Rig) -> None:
     rig.store.claim(rig.submit(), "alive", 60.0)
     _until_overdue()
     assert rig.sweep() == 0
+
+
+@pytest.mark.parametrize("error", [RedisUnreachable, RedisRefused])
+def test_after_an_outage_leases_have_time_to_be_renewed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: type[PrefillqError]
+) -> None:
+    """While Redis was away or full nobody could renew: a lease that ran out says nothing then.
+
+    A queued job has no lease, and is rung for at once.
+    """
+    running, queued = rig.submit(), rig.submit()
+    rig.store.claim(running, "alive", 0.02)
+    _until_overdue()
+    with monkeypatch.context() as away:
+        away.setattr(rig.store, "overdue", _raises(error("Redis is away")))
+        with pytest.raises(error):
+            rig.sweep()
+    assert (rig.sweep(), rig.rung) == (1, [(QUEUE, queued)])
+    rig.now += rig.settings.lease_s
+    rig.client.zrem(keys.queued("acme"), queued)
+    assert (rig.sweep(), rig.rung[1:]) == (1, [(QUEUE, running)])
+
+
+def _raises(error: Exception) -> Any:
+    def act(*_args: object, **_kwargs: object) -> Any:
+        raise error
+
+    return act
 
 
 def test_queued_job_without_a_message_is_rung_for(rig: Rig) -> None:

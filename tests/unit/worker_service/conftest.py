@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from contract.ids import new_job_id
+from contract.job_store import StopReason
 from contract.memory_store import MemoryJobStore
 from contract.model_folder import ModelFolder
 from contract.settings import Settings
@@ -18,7 +20,7 @@ from templates.tokenizer import TemplateTokenizer
 from templates.version import PublishedVersion
 from tests.support.templates import make_spec, make_version
 from worker.engine.fake import FakeEngine
-from worker.leases import LeaseKeeper
+from worker.leases import HeldLease, LeaseKeeper
 from worker.model import LoadedModel
 from worker.prefix.cache import PrefixCache
 from worker.prefixes import PrefixService
@@ -72,6 +74,20 @@ class BareModel(SimpleNamespace):
 
     dtype_name = LoadedModel.dtype_name
     prefix_key = LoadedModel.prefix_key
+
+
+@pytest.fixture
+def look_every_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[Stack], None]:
+    """Let a stack look at the record whenever its engine asks, instead of every half second."""
+
+    def look(stack: Stack) -> None:
+        def stop_reason(lease: HeldLease) -> StopReason | None:
+            stack.leases.look_all()
+            return lease._stop
+
+        monkeypatch.setattr(HeldLease, "stop_reason", stop_reason)
+
+    return look
 
 
 @pytest.fixture(scope="session")

@@ -325,10 +325,11 @@ def test_two_tenants_with_equal_text_have_separate_entries(make_stack: Any) -> N
 
 
 def test_cancel_while_running_stops_between_steps(
-    make_stack: Any, monkeypatch: pytest.MonkeyPatch
+    make_stack: Any, monkeypatch: pytest.MonkeyPatch, look_every_time: Any
 ) -> None:
     """Case Q15: the engine asks between steps, and the record ends as cancelled."""
     stack = make_stack(engine=FakeEngine(delay_s=30.0))
+    look_every_time(stack)
     job_id = stack.submit(use_cache=False)
     generate = stack.engine.generate
 
