@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from contract import keys
 from contract.settings import Settings
+from contract.tls import tls_options
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -45,6 +46,7 @@ def make_celery(settings: Settings) -> Celery:
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_connection_timeout=settings.redis_timeout_s,
+        broker_use_ssl=tls_options(settings) or False,
         broker_transport_options={
             "global_keyprefix": keys.BROKER_PREFIX,
             "visibility_timeout": settings.lease_s,
@@ -68,10 +70,14 @@ def make_celery(settings: Settings) -> Celery:
 
 
 def make_queue(name: str) -> Queue:
-    """The queue of that name (see `contract.keys.queue`), as kombu wants it."""
+    """The queue of that name (see `contract.keys.queue`), as kombu wants it.
+
+    On the exchange without a name, which leads to the queue of the routing key. Bindings of any
+    other would be one key in Redis that all tenants' producers write and read.
+    """
     from kombu import Exchange, Queue
 
-    return Queue(name, Exchange("prefillq", type="direct"), routing_key=name)
+    return Queue(name, Exchange(""), routing_key=name)
 
 
 def ring(app: Celery, queue: str, job_id: str, *, producer: Producer | None = None) -> None:
@@ -83,6 +89,7 @@ def ring(app: Celery, queue: str, job_id: str, *, producer: Producer | None = No
         TASK_NAME,
         args=(job_id,),
         queue=make_queue(queue),
+        declare=(),  # there is nothing to declare, and a producer may not look into its queue
         ignore_result=True,
         producer=producer,
     )

@@ -5,7 +5,7 @@
 - when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
 - who runs it: `attempt`, `fence`, `worker`, `lease_until`, `claim_token`
 - how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`
-- book-keeping: `waiting` (name of the template's waiting set), `submits`
+- book-keeping: `submits`
 """
 
 from __future__ import annotations

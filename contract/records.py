@@ -17,7 +17,7 @@ from redis.client import Pipeline
 
 from contract import keys
 from contract.codec import pack
-from contract.errors import PrefillqError
+from contract.errors import InvalidInput, PrefillqError
 from contract.ids import tenant_of
 from contract.job_store import (
     COMMIT_GRACE_S,
@@ -43,6 +43,7 @@ from contract.job_store import (
 )
 from contract.record_hash import asked, job_of, pairs, view_of
 from contract.redis_client import Client, errors_explained, text
+from contract.scripts import ScriptLibrary, Scripts
 from contract.settings import Settings
 from contract.types import Job, JobState, Result
 
@@ -74,6 +75,13 @@ _SCRIPTS = (
     "cancel",
     "state",
 )
+# What works in a full Redis too: it writes little, and then frees memory.
+_FLAGS = {
+    "withdraw": "allow-oom",
+    "cancel": "allow-oom",
+    "state": "allow-oom",
+    "stop_reason": "no-writes",
+}
 _BATCH = 256  # commands in one pipeline: bounds the memory of both ends
 
 
@@ -84,13 +92,20 @@ def script_source(name: str) -> str:
     return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("common", name))
 
 
+def job_library() -> ScriptLibrary:
+    """All job scripts, as `prefillq tenants` stores them in Redis."""
+    return ScriptLibrary(
+        name="jobs", sources={name: script_source(name) for name in _SCRIPTS}, flags=_FLAGS
+    )
+
+
 class RedisJobStore:
     """`JobStore` on Redis. Safe to share between threads."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
         self._client = client
         self._settings = settings
-        self._scripts = {name: client.register_script(script_source(name)) for name in _SCRIPTS}
+        self._scripts = Scripts(client, settings, job_library())
 
     def submit(
         self,
@@ -204,20 +219,21 @@ class RedisJobStore:
                 keys.queued(tenant), "-inf", now - queued_for_s, byscore=True, offset=0, num=limit
             )
             running, queued = pipe.execute()
-            late = [
-                *((text(job_id), JobState.RUNNING) for job_id in running),
-                *((text(job_id), JobState.QUEUED) for job_id in queued),
-            ]
-            for job_id, _ in late:
+            late = [(entry, JobState.RUNNING) for entry in running]
+            late += [(entry, JobState.QUEUED) for entry in queued]
+            # Producers can write these sets: an entry that is no job of the tenant's rings nowhere.
+            job_ids = [_job_id(entry, tenant) for entry, _ in late]
+            for job_id in filter(None, job_ids):
                 pipe.hget(keys.job(job_id), "queue")
             # A damaged record's error stands in its place and must not hide the others.
-            queues = pipe.execute(raise_on_error=False) if late else []
+            queues = iter(pipe.execute(raise_on_error=False) if any(job_ids) else ())
             bells, lost = [], []
-            for (job_id, state), queue in zip(late, queues, strict=True):
-                if isinstance(queue, bytes):
-                    bells.append(Doorbell(job_id=job_id, queue=text(queue), state=state))
+            for (entry, state), job_id in zip(late, job_ids, strict=True):
+                queue = None if job_id is None else _queue(next(queues), tenant)
+                if job_id is None or queue is None:
+                    lost.append(entry)
                 else:
-                    lost.append(job_id)
+                    bells.append(Doorbell(job_id=job_id, queue=queue, state=state))
             if lost:  # no record, or no record of ours: nothing is left to ring for
                 pipe.zrem(keys.running(tenant), *lost)
                 pipe.zrem(keys.queued(tenant), *lost)
@@ -273,10 +289,11 @@ class RedisJobStore:
     ) -> Any:
         tenant = tenant_of(job_id)
         keep_ms = round(self._settings.result_ttl_s * 1000)
-        return self._scripts[script](
+        return self._scripts.run(
+            script,
             keys=[keys.job(job_id), keys.queued(tenant), keys.running(tenant), *more_keys],
             args=[job_id, keep_ms, keys.notices(tenant), *args],
-            client=pipe,
+            pipe=pipe,
         )
 
     def _explained(self, error: Exception) -> PrefillqError:
@@ -318,6 +335,23 @@ class RedisNotices:
 def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), _BATCH):
         yield items[start : start + _BATCH]
+
+
+def _job_id(entry: bytes, tenant: str) -> str | None:
+    """An index's entry as the id of one of the tenant's jobs; None when it is none."""
+    try:
+        job_id = entry.decode("ascii")
+        return job_id if tenant_of(job_id) == tenant else None
+    except (UnicodeDecodeError, InvalidInput):
+        return None
+
+
+def _queue(field: object, tenant: str) -> str | None:
+    """A record's field `queue`, if it names one of the tenant's queues."""
+    if not isinstance(field, bytes):
+        return None
+    queue = field.decode("utf-8", errors="replace")
+    return queue if keys.tenant_of_queue(queue) == tenant else None
 
 
 def _submitted(submission: Submission, reply: Any) -> Submitted | PrefillqError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from contract import keys
+from contract.errors import RedisRefused
 from contract.job_store import Doorbell, JobStore
 from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained, text
@@ -49,13 +50,20 @@ class Janitor:
         with errors_explained(self._settings):
             tenants = sorted(text(tenant) for tenant in self._client.smembers(keys.TENANTS))
         for tenant in tenants:
-            for job in self._store.overdue(
-                tenant, queued_for_s=self._settings.lease_s, limit=LIMIT
-            ):
-                if self._has_no_message(job):
-                    self._ring(job.queue, job.job_id)
-                    log.info("rung_again", job_id=job.job_id, queue=job.queue, state=str(job.state))
-                    rung += 1
+            try:
+                rung += self._sweep(tenant)
+            except RedisRefused as error:
+                # Something is wrong with this one's keys: no reason to forget the others.
+                log.warning("tenant_not_swept", tenant=tenant, error=str(error))
+        return rung
+
+    def _sweep(self, tenant: str) -> int:
+        rung = 0
+        for job in self._store.overdue(tenant, queued_for_s=self._settings.lease_s, limit=LIMIT):
+            if self._has_no_message(job):
+                self._ring(job.queue, job.job_id)
+                log.info("rung_again", job_id=job.job_id, queue=job.queue, state=str(job.state))
+                rung += 1
         return rung
 
     def _is_ours(self) -> bool:

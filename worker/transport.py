@@ -4,6 +4,8 @@ An entry in a queue that is no message (somebody pushed it by hand) and a Redis 
 writes for a while both raise inside kombu's event loop, which ends the process. Here the first
 is logged and dropped, and the second is a connection error, after which Celery reconnects and
 tries again.
+
+It is also the door at which messages are taken apart (`worker.doorbell`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from kombu import transport
 from kombu.transport import redis as kombu_redis
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
+from contract.errors import InvalidInput
 from contract.logs import get_logger
+from worker.doorbell import remade
 
 log = get_logger(__name__)
 
@@ -48,6 +52,14 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.connection_errors = type(self).connection_errors  # type: ignore[misc]
+
+    def _deliver(self, message: Any, queue: str) -> None:
+        try:
+            doorbell = remade(message, queue)
+        except InvalidInput as error:
+            log.warning("message_refused", queue=queue, error=str(error))
+            return
+        super()._deliver(doorbell, queue)
 
 
 def install() -> None:

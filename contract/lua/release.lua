@@ -10,6 +10,6 @@ redis.call('HDEL', job.record, 'worker', 'lease_until', 'claim_token')
 set('state', 'queued')
 redis.call('ZREM', job.running, job.id)
 redis.call('ZADD', job.queued, get('created_at'), job.id)
-redis.call('ZADD', get('waiting'), get('deadline_at'), job.id)
+redis.call('ZADD', waiting_set(), get('deadline_at'), job.id)
 settle(server_time())
 return 1
