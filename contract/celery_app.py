@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from contract import keys
 from contract.redis_url import SENTINEL, broker_url, parse_sentinel_url
 from contract.settings import Settings
+from contract.tls import tls_options
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -49,6 +50,7 @@ def make_celery(settings: Settings) -> Celery:
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_connection_timeout=settings.redis_timeout_s,
+        broker_use_ssl=tls_options(settings) or False,
         broker_transport_options={
             **_sentinel(settings),
             "global_keyprefix": keys.BROKER_PREFIX,
@@ -85,10 +87,14 @@ def _sentinel(settings: Settings) -> dict[str, Any]:
 
 
 def make_queue(name: str) -> Queue:
-    """The queue of that name (see `contract.keys.queue`), as kombu wants it."""
+    """The queue of that name (see `contract.keys.queue`), as kombu wants it.
+
+    On the exchange without a name, which leads to the queue of the routing key. Bindings of any
+    other would be one key in Redis that all tenants' producers write and read.
+    """
     from kombu import Exchange, Queue
 
-    return Queue(name, Exchange("prefillq", type="direct"), routing_key=name)
+    return Queue(name, Exchange(""), routing_key=name)
 
 
 def ring(app: Celery, queue: str, job_id: str, *, producer: Producer | None = None) -> None:
@@ -100,6 +106,7 @@ def ring(app: Celery, queue: str, job_id: str, *, producer: Producer | None = No
         TASK_NAME,
         args=(job_id,),
         queue=make_queue(queue),
+        declare=(),  # there is nothing to declare, and a producer may not look into its queue
         ignore_result=True,
         producer=producer,
     )

@@ -17,7 +17,7 @@ from redis.client import Pipeline
 
 from contract import keys
 from contract.codec import pack
-from contract.errors import PrefillqError
+from contract.errors import InvalidInput, PrefillqError
 from contract.ids import tenant_of
 from contract.job_store import (
     COMMIT_GRACE_S,
@@ -49,6 +49,7 @@ from contract.job_store import (
 )
 from contract.record_hash import asked, job_of, pairs, view_of
 from contract.redis_client import Client, errors_explained, text
+from contract.scripts import ScriptLibrary, Scripts
 from contract.settings import Settings
 from contract.types import Job, JobState, Result
 
@@ -83,6 +84,13 @@ _SCRIPTS = (
     "cancel",
     "state",
 )
+# What works in a full Redis too: it writes little, and then frees memory.
+_FLAGS = {
+    "withdraw": "allow-oom",
+    "cancel": "allow-oom",
+    "state": "allow-oom",
+    "stop_reason": "no-writes",
+}
 _BATCH = 256  # commands in one pipeline: bounds the memory of both ends
 
 
@@ -93,13 +101,20 @@ def script_source(name: str) -> str:
     return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("common", name))
 
 
+def job_library() -> ScriptLibrary:
+    """All job scripts, as `prefillq tenants` stores them in Redis."""
+    return ScriptLibrary(
+        name="jobs", sources={name: script_source(name) for name in _SCRIPTS}, flags=_FLAGS
+    )
+
+
 class RedisJobStore:
     """`JobStore` on Redis. Safe to share between threads."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
         self._client = client
         self._settings = settings
-        self._scripts = {name: client.register_script(script_source(name)) for name in _SCRIPTS}
+        self._scripts = Scripts(client, settings, job_library())
 
     def submit(
         self,
@@ -229,12 +244,15 @@ class RedisJobStore:
         return fitting if done else None
 
     def note_commit(self, job_id: str, fence: int, commit_s: float) -> Doorbell | None:
-        held = keys.held(tenant_of(job_id))
+        tenant = tenant_of(job_id)
+        held = keys.held(tenant)
         with errors_explained(self._settings):
             reply = self._run("note_commit", job_id, fence, f"{commit_s:.6f}", more_keys=[held])
         if reply is None:
             return None
-        next_id, queue = map(text, reply)
+        next_id, queue = _job_id(reply[0], tenant), _queue(reply[1], tenant)
+        if next_id is None or queue is None:
+            return None
         return Doorbell(job_id=next_id, queue=queue, state=JobState.QUEUED, silent=True)
 
     def overdue(self, tenant: str, *, limit: int) -> list[Doorbell]:
@@ -260,36 +278,35 @@ class RedisJobStore:
         return bells
 
     def _doorbells(
-        self, tenant: str, job_ids: Sequence[bytes], state: JobState, *, silent: bool = False
+        self, tenant: str, entries: Sequence[bytes], state: JobState, *, silent: bool = False
     ) -> list[Doorbell]:
         """Of the ids in an index; those without a record of ours are taken out of all."""
-        if not job_ids:
-            return []
+        # Producers can write these sets: an entry that is no job of the tenant's rings nowhere.
+        jobs = [(entry, _job_id(entry, tenant)) for entry in entries]
         pipe = self._client.pipeline(transaction=False)
-        for job_id in job_ids:
-            pipe.hmget(keys.job(text(job_id)), "queue", "not_before", "state")
+        for _, job_id in jobs:
+            if job_id is not None:
+                pipe.hmget(keys.job(job_id), "queue", "not_before", "state")
         # A damaged record's error stands in its place and must not hide the others.
-        records = pipe.execute(raise_on_error=False)
+        records = iter(pipe.execute(raise_on_error=False) if any(job for _, job in jobs) else ())
         bells, lost, moved_on = [], [], []
-        for job_id, record in zip(job_ids, records, strict=True):
-            match record:
-                case [bytes(queue), not_before, bytes(found)]:
-                    if text(found) != state:
-                        moved_on.append(job_id)
+        for entry, job_id in jobs:
+            match None if job_id is None else next(records):
+                case [bytes(field), not_before, bytes(found)] if job_id is not None and (
+                    queue := _queue(field, tenant)
+                ):
+                    if found != state.encode():
+                        moved_on.append(entry)
                         continue
+                    tried = not_before is not None
                     bells.append(
-                        Doorbell(
-                            job_id=text(job_id),
-                            queue=text(queue),
-                            state=state,
-                            silent=silent or not_before is not None,
-                        )
+                        Doorbell(job_id=job_id, queue=queue, state=state, silent=silent or tried)
                     )
                 case _:
-                    lost.append(job_id)
-        for index in (keys.running(tenant), keys.queued(tenant)):
-            if lost:
-                pipe.zrem(index, *lost)
+                    lost.append(entry)
+        if lost:
+            pipe.zrem(keys.running(tenant), *lost)
+            pipe.zrem(keys.queued(tenant), *lost)
         if gone := [*lost, *moved_on]:
             # Only here are those found that ended otherwise; the other two follow the record.
             pipe.zrem(keys.held(tenant), *gone)
@@ -448,10 +465,11 @@ class RedisJobStore:
     ) -> Any:
         tenant = tenant_of(job_id)
         keep_ms = round(self._settings.result_ttl_s * 1000)
-        return self._scripts[script](
+        return self._scripts.run(
+            script,
             keys=[keys.job(job_id), keys.queued(tenant), keys.running(tenant), *more_keys],
             args=[job_id, keep_ms, keys.notices(tenant), *args],
-            client=pipe,
+            pipe=pipe,
         )
 
     def _run_many(self, script: str, held: Sequence[Held], *args: float) -> list[Any]:
@@ -504,6 +522,23 @@ class RedisNotices:
 def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), _BATCH):
         yield items[start : start + _BATCH]
+
+
+def _job_id(entry: bytes, tenant: str) -> str | None:
+    """An index's entry as the id of one of the tenant's jobs; None when it is none."""
+    try:
+        job_id = entry.decode("ascii")
+        return job_id if tenant_of(job_id) == tenant else None
+    except (UnicodeDecodeError, InvalidInput):
+        return None
+
+
+def _queue(field: object, tenant: str) -> str | None:
+    """A record's field `queue`, if it names one of the tenant's queues."""
+    if not isinstance(field, bytes):
+        return None
+    queue = field.decode("utf-8", errors="replace")
+    return queue if keys.tenant_of_queue(queue) == tenant else None
 
 
 def _submitted(submission: Submission, reply: Any) -> Submitted | PrefillqError:

@@ -29,6 +29,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from contract.errors import RedisRefused, RedisUnreachable
 from contract.redis_url import SENTINEL, parse_sentinel_url, redacted
 from contract.settings import Settings
+from contract.tls import tls_failure, tls_options
 
 Client = redis.Redis
 
@@ -45,6 +46,7 @@ def connect(settings: Settings, *, timeout_s: float | None = None) -> Client:
         "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         "health_check_interval": 30,
         "client_name": "prefillq",
+        **tls_options(settings),
     }
     if settings.redis_url.startswith(SENTINEL):
         return _connect_by_sentinel(settings.redis_url, options)
@@ -99,17 +101,34 @@ def errors_explained(settings: Settings) -> Iterator[None]:
     where = redacted(settings.redis_url)
     try:
         yield
-    except (AuthenticationError, NoPermissionError) as error:
+    except AuthenticationError as error:
         raise RedisRefused(
-            "Redis refused these credentials or this command",
+            "Redis refused these credentials",
             given=f"{where}: {error}",
             remedy="Check the user and password in PREFILLQ_REDIS_URL.",
+        ) from error
+    except NoPermissionError as error:
+        raise RedisRefused(
+            "Redis refused this command to this user",
+            given=f"{where}: {error}",
+            expected="a user who may do this, such as the tenant's admin for its templates",
+            remedy="Check the user in PREFILLQ_REDIS_URL. After an upgrade, 'prefillq tenants "
+            "update' gives all users the rights of the new release.",
         ) from error
     except BusyLoadingError as error:
         raise RedisUnreachable(
             "Redis is still loading its data", given=where, remedy="Try again in a moment."
         ) from error
     except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+        if failure := tls_failure(error):
+            raise RedisUnreachable(
+                "no TLS connection to this Redis could be made",
+                given=f"{where} ({failure.reason or failure})",
+                expected="a server that speaks TLS, with a certificate for this host that the "
+                "CA file or the system vouches for",
+                remedy="Set PREFILLQ_REDIS_CA_FILE to the certificate of its authority; where the "
+                "server asks for one, PREFILLQ_REDIS_CERT_FILE and PREFILLQ_REDIS_KEY_FILE too.",
+            ) from error
         raise RedisUnreachable(
             "Redis cannot be reached",
             given=f"{where} ({type(error).__name__})",
@@ -118,6 +137,13 @@ def errors_explained(settings: Settings) -> Iterator[None]:
         ) from error
     except ResponseError as error:
         text = str(error)
+        if text.startswith("Function not found"):
+            raise RedisRefused(
+                "this Redis does not hold the functions of this release of prefillq",
+                given=where,
+                expected="those that 'prefillq tenants create' and 'update' store",
+                remedy="Have an operator run 'prefillq tenants update' with this release.",
+            ) from error
         remedy = (
             "Raise maxmemory or drop old results; nothing was written."
             if isinstance(error, OutOfMemoryError)

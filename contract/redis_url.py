@@ -51,6 +51,9 @@ def check_redis_url(url: str) -> str:
     if url.startswith(SENTINEL):
         parse_sentinel_url(url)
         return url
+    if any(name.startswith("ssl_") for name in parse_qs(urlsplit(url).query)):
+        # The broker's connections would read them in another way.
+        raise ValueError("no ssl_ options in the URL: PREFILLQ_REDIS_CA_FILE has their place")
     try:
         urlsplit(url).port  # noqa: B018 - reading it is what checks it
     except ValueError:

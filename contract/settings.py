@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import platformdirs
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, FilePath, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contract.errors import SettingsError
@@ -27,6 +27,13 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="PREFILLQ_", frozen=True, extra="forbid")
 
     redis_url: str = "redis://127.0.0.1:6379/0"
+
+    # For rediss://: who signed the server's certificate (default: whom the system trusts), and
+    # our own certificate and key where the server asks for one.
+    redis_ca_file: FilePath | None = None
+    redis_cert_file: FilePath | None = None
+    redis_key_file: FilePath | None = None
+
     cache_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("prefillq")))
 
     # How long a client waits for Redis before it says so (a submit is at most a few calls).
@@ -54,6 +61,20 @@ class Settings(BaseSettings):
     @classmethod
     def _known_scheme(cls, value: str) -> str:
         return check_redis_url(value)
+
+    @field_validator("redis_ca_file", "redis_cert_file", "redis_key_file")
+    @classmethod
+    def _only_with_tls(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and not info.data.get("redis_url", "rediss:").startswith("rediss:"):
+            raise ValueError("a rediss:// URL beside it: with this one nothing is encrypted")
+        return value
+
+    @field_validator("redis_key_file")
+    @classmethod
+    def _key_of_a_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and info.data.get("redis_cert_file") is None:
+            raise ValueError("the certificate of this key in redis_cert_file")
+        return value
 
     @property
     def models_dir(self) -> Path:

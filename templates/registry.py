@@ -6,9 +6,10 @@ so it is kept in the process; a label may move at any time, so it is read on eve
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
@@ -19,17 +20,21 @@ from typing import Any, Final, Literal
 from contract import keys
 from contract.codec import pack, unpack
 from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError
-from contract.ids import DEFAULT_LABEL, TemplateAddress, check_name
+from contract.ids import DEFAULT_LABEL, TemplateAddress, check_name, is_name
 from contract.model_folder import ModelFolder
 from contract.redis_client import Client, errors_explained, text
+from contract.scripts import ScriptLibrary, Scripts
 from contract.settings import Settings
 from contract.types import VersionRef
+from contract.users import user_of
 from templates.compiled import CompiledTemplate
 from templates.spec import TemplateSpec
 from templates.version import PublishedVersion, version_digest
 
 _KEPT_VERSIONS = 128  # in the process, least recently used out first
 _PUBLISH_TRIES = 100
+_NUMBER = re.compile(rb"[1-9][0-9]{0,8}")
+_DIGEST = re.compile(rb"[0-9a-f]{64}")
 
 
 class Anything(Enum):
@@ -78,14 +83,21 @@ def script_source(name: str) -> str:
     return (resources.files("templates") / "lua" / f"{name}.lua").read_text("utf-8")
 
 
+def registry_library() -> ScriptLibrary:
+    """Both registry scripts, as `prefillq tenants` stores them in Redis."""
+    return ScriptLibrary(
+        name="registry", sources={name: script_source(name) for name in ("publish", "label")}
+    )
+
+
 class Registry:
     """Reads and writes published templates. Safe to share between threads."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
         self._client: Any = client  # redis-py types each reply as a value or an awaitable
         self._settings = settings
-        self._publish = client.register_script(script_source("publish"))
-        self._label = client.register_script(script_source("label"))
+        self._scripts = Scripts(client, settings, registry_library())
+        self._user = user_of(settings.redis_url)
         self._kept: OrderedDict[VersionRef, PublishedVersion] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -99,8 +111,10 @@ class Registry:
         tenant, name = spec.tenant, spec.name
         digest = version_digest(spec, model)
         with errors_explained(self._settings):
-            # First, so that whatever is published is found by the workers.
-            self._client.sadd(keys.TENANTS, tenant)
+            if self._user is None:
+                # First, so that whatever is published is found by the workers. A tenant that has
+                # users of its own was entered with them.
+                self._client.sadd(keys.TENANTS, tenant)
             known = self._client.hget(keys.numbers(tenant, name), digest)
             for _ in range(_PUBLISH_TRIES):
                 version = PublishedVersion(
@@ -173,7 +187,9 @@ class Registry:
         return version
 
     def list_templates(self, tenant: str | None = None) -> list[TemplateSummary]:
-        """All templates of a tenant, or of every tenant, by name."""
+        """All templates of a tenant, or of every tenant that this user may see, by name."""
+        if tenant is None and self._user is not None:
+            tenant = self._user.tenant
         with errors_explained(self._settings):
             tenants = [tenant] if tenant else self._names(keys.TENANTS)
             found = [(t, name) for t in tenants for name in self._names(keys.templates(t))]
@@ -194,20 +210,14 @@ class Registry:
         if not digests:
             raise self._not_found(TemplateAddress(tenant=tenant, name=name))
         labels = self.labels(tenant, name)
-        refs = sorted(
-            (
-                VersionRef(tenant=tenant, template=name, version=int(n), digest=text(digest))
-                for n, digest in digests.items()
-            ),
-            key=lambda ref: ref.version,
-        )
-        return [_summary(self.get(ref), labels) for ref in refs]
+        return [_summary(self.get(ref), labels) for ref in read_refs(tenant, name, digests)]
 
     def labels(self, tenant: str, name: str) -> dict[str, int]:
         """Label -> version number, sorted by label; empty for an unknown template."""
         with errors_explained(self._settings):
             found = self._client.hgetall(keys.labels(tenant, name))
-        return {text(label): int(number) for label, number in sorted(found.items())}
+        numbers = {label: found[label.encode()] for label in read_names(found)}
+        return {label: int(n) for label, n in numbers.items() if _NUMBER.fullmatch(n)}
 
     def set_label(
         self, tenant: str, name: str, label: str, version: int, *, expect: Expected = ANYTHING
@@ -237,7 +247,8 @@ class Registry:
             case _:
                 wanted = str(expect)
         with errors_explained(self._settings):
-            reply: Any = self._label(
+            reply = self._scripts.run(
+                "label",
                 keys=[keys.labels(tenant, name), keys.versions(tenant, name)],
                 args=[label, "" if version is None else version, wanted],
             )
@@ -258,7 +269,8 @@ class Registry:
 
     def _store(self, version: PublishedVersion) -> Any:
         tenant, name, digest = version.ref.tenant, version.ref.template, version.ref.digest
-        return self._publish(
+        return self._scripts.run(
+            "publish",
             keys=[
                 keys.numbers(tenant, name),
                 keys.versions(tenant, name),
@@ -277,7 +289,7 @@ class Registry:
         return float(seconds) + float(micros) / 1e6
 
     def _names(self, key: str) -> list[str]:
-        return sorted(text(name) for name in self._client.smembers(key))
+        return read_names(self._client.smembers(key))
 
     def _not_found(self, address: TemplateAddress) -> NotFound:
         tenant, name = address.tenant, address.name
@@ -300,6 +312,25 @@ class Registry:
             expected=f"versions 1 to {latest}, labels: {labels or 'none'}",
             remedy=f"See 'prefillq templates show {tenant}/{name}'.",
         )
+
+
+def read_names(found: Iterable[bytes]) -> list[str]:
+    """Names read from Redis, sorted. What is no name was written by hand and is left out.
+
+    A tenant's admin can write what it likes into its own keys; whoever reads all tenants' must not
+    stumble over it.
+    """
+    return sorted(name for raw in found if is_name(name := raw.decode("utf-8", errors="replace")))
+
+
+def read_refs(tenant: str, template: str, found: Mapping[bytes, bytes]) -> list[VersionRef]:
+    """The versions in a hash `keys.versions`, oldest first; as `read_names`."""
+    refs = [
+        VersionRef(tenant=tenant, template=template, version=int(number), digest=digest.decode())
+        for number, digest in found.items()
+        if _NUMBER.fullmatch(number) and _DIGEST.fullmatch(digest)
+    ]
+    return sorted(refs, key=lambda ref: ref.version)
 
 
 def _check_label(label: str) -> None:

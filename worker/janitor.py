@@ -64,13 +64,22 @@ class Janitor:
         with errors_explained(self._settings):
             tenants = sorted(text(tenant) for tenant in self._client.smembers(keys.TENANTS))
         for tenant in tenants:
-            late = self._store.overdue(tenant, limit=LIMIT)
-            for job in late:
-                if self._may_ring(job) and self._has_no_message(job):
-                    self._ring(job.queue, job.job_id)
-                    log.info("rung_again", job_id=job.job_id, queue=job.queue, state=str(job.state))
-                    rung += 1
-            self._store.rung(late)
+            try:
+                rung += self._sweep_tenant(tenant)
+            except RedisRefused as error:
+                # Something is wrong with this one's keys: no reason to forget the others.
+                log.warning("tenant_not_swept", tenant=tenant, error=str(error))
+        return rung
+
+    def _sweep_tenant(self, tenant: str) -> int:
+        rung = 0
+        late = self._store.overdue(tenant, limit=LIMIT)
+        for job in late:
+            if self._may_ring(job) and self._has_no_message(job):
+                self._ring(job.queue, job.job_id)
+                log.info("rung_again", job_id=job.job_id, queue=job.queue, state=str(job.state))
+                rung += 1
+        self._store.rung(late)
         return rung
 
     def _is_ours(self) -> bool:

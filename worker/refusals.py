@@ -20,6 +20,7 @@ Reason = Literal[
     "unknown_task",
     "no_task",  # a message without a task, or with headers that are none
     "arguments",  # our task, but not with one job id
+    "no_doorbell",  # whatever else `worker.doorbell` does not take
 ]
 
 

@@ -7,6 +7,8 @@
 - An acknowledgement that cannot be sent keeps its place in the prefetch count for ever, until the
   worker is connected but takes nothing more. Here the place is free; the broker delivers the
   message once more, and finds its job ended.
+
+It is also the door at which messages are taken apart (`worker.doorbell`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from contract.errors import InvalidInput
+from worker.doorbell import remade
 from worker.refusals import REFUSALS
 from worker.rotation import TenantRotation
 
@@ -90,6 +94,14 @@ class _Reconnecting:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.connection_errors = CONNECTION_ERRORS  # type: ignore[misc]
+
+    def _deliver(self, message: Any, queue: str) -> None:
+        try:
+            doorbell = remade(message, queue)
+        except InvalidInput as error:
+            REFUSALS.note("no_doorbell", error=str(error))
+            return
+        super()._deliver(doorbell, queue)  # type: ignore[misc]
 
 
 class Transport(_Reconnecting, kombu_redis.Transport):  # type: ignore[misc]

@@ -57,7 +57,7 @@ end
 local deadline_at = now + tonumber(ARGV[4])
 local life_ms = math.ceil(tonumber(ARGV[4]) * 1000 + tonumber(ARGV[5]))
 -- First of all writes: a Redis that is out of memory refuses this one, and nothing is written.
-set('state', 'queued', 'input_digest', ARGV[7], 'waiting', waiting, 'submits', '1',
+set('state', 'queued', 'input_digest', ARGV[7], 'submits', '1',
   'created_at', seconds(now), 'deadline_at', seconds(deadline_at),
   'attempt', '0', 'fence', '0', unpack(ARGV, 9))
 redis.call('PEXPIRE', job.record, string.format('%d', life_ms))
