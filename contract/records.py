@@ -170,7 +170,6 @@ class RedisJobStore:
             *asked(job),
             more_keys=[
                 keys.waiting(tenant, template),
-                keys.limits(tenant),
                 keys.rate(tenant),
                 *([] if key is None else [keys.idempotency(tenant, key)]),
             ],
@@ -197,7 +196,7 @@ class RedisJobStore:
                 secrets.token_hex(8),
                 self._settings.max_attempts,
                 self._dead_ms,
-                more_keys=[keys.dead(tenant), keys.limits(tenant), keys.held(tenant)],
+                more_keys=[keys.dead(tenant), keys.held(tenant)],
             )
         match reply:
             case [b"claimed", queued_s, record]:

@@ -63,11 +63,16 @@ def _producer(tenant: str) -> list[Grant]:
     """Submit, look, wait, cancel; read templates."""
     any_job, any_key = keys.job(f"{tenant}.*"), f"pq:{tenant}:idem:*"
     queued, running, waiting = keys.queued(tenant), keys.running(tenant), keys.waiting(tenant, "*")
+    limits, rate = keys.limits(tenant), keys.rate(tenant)
     return [
         Grant(
             purpose="job functions: submit, withdraw, cancel, state",
             commands="fcall",
-            on=_read_write(any_job, any_key, queued, running, waiting),
+            on=_read_write(any_job, any_key, queued, running, waiting, rate),
+        ),
+        Grant(purpose="what the tenant may have at most", commands="hmget", on=_read(limits)),
+        Grant(
+            purpose="what is left of its rate", commands="hmget hset pexpire", on=_read_write(rate)
         ),
         Grant(
             purpose="records of its jobs, results among them",
@@ -75,7 +80,7 @@ def _producer(tenant: str) -> list[Grant]:
             on=_read_write(any_job),
         ),
         Grant(purpose="idempotency keys", commands="get set del", on=_read_write(any_key)),
-        Grant(purpose="queued jobs by age", commands="zadd zrem", on=_write(queued)),
+        Grant(purpose="queued jobs", commands="zadd zrem zcard", on=_read_write(queued)),
         Grant(purpose="running jobs that are late end", commands="zrem", on=_write(running)),
         Grant(
             purpose="waiting jobs of a template, to hold limits.max_queue",
@@ -129,23 +134,35 @@ def _worker() -> list[Grant]:
     """Run the jobs of all tenants; read templates."""
     any_job = keys.job("*.*")
     queued, running, waiting = keys.queued("*"), keys.running("*"), keys.waiting("*", "*")
+    held, dead = keys.held("*"), keys.dead("*")
     messages, unacked = keys.messages("*/*"), keys.messages("unacked")
     unacked_index, mutex = keys.messages("unacked_index"), keys.messages("unacked_mutex")
     return [
         Grant(
             purpose="job functions: claim, renew, commit and all others but submit",
             commands="fcall",
-            on=_read_write(any_job, queued, running, waiting),
+            on=_read_write(any_job, queued, running, waiting, held, dead),
         ),
         Grant(
             purpose="records of jobs",
-            commands="hget hgetall hset hdel hincrby pexpire",
+            commands="hget hmget hgetall hset hdel hincrby pexpire",
             on=_read_write(any_job),
         ),
         Grant(
             purpose="queued and running jobs; the janitor's look for late ones",
-            commands="zadd zrem zrange",
+            commands="zadd zrem zrange zcard zscore",
             on=_read_write(queued, running),
+        ),
+        Grant(
+            purpose="jobs over max_running, which wait for another to end",
+            commands="zadd zrem zrange zpopmin",
+            on=_read_write(held),
+        ),
+        Grant(purpose="what tenants may have at most", commands="hget", on=_read(keys.limits("*"))),
+        Grant(
+            purpose="jobs that used up their attempts",
+            commands="zadd zremrangebyscore",
+            on=_read_write(dead),
         ),
         Grant(purpose="waiting jobs of a template", commands="zadd zrem", on=_write(waiting)),
         Grant(purpose="tell of ended jobs", commands="publish", on=(f"&{keys.notices('*')}",)),

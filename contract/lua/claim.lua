@@ -1,8 +1,7 @@
 -- Gives a free job to a worker for one lease.
 --
 -- KEYS[4]  the tenant's dead jobs (sorted set: id by time of death)
--- KEYS[5]  the tenant's limits (hash: max_running), which may be absent
--- KEYS[6]  its jobs that wait for one of its others to end (sorted set: id by time of submit)
+-- KEYS[5]  its jobs that wait for one of its others to end (sorted set: id by time of submit)
 -- ARGV[4]  worker id
 -- ARGV[5]  length of the lease in seconds
 -- ARGV[6]  a token that differs from call to call
@@ -28,16 +27,16 @@ if free then
     bury(KEYS[4], ARGV[8], now)
     return {'dead', 'failed'}
   end
-  local max_running = tonumber(redis.call('HGET', KEYS[5], 'max_running') or '')
+  local max_running = tonumber(redis.call('HGET', beside_queued('limits'), 'max_running') or '')
   if max_running then
     local others = redis.call('ZCARD', job.running)
     -- One whose worker died is among the running still.
     if redis.call('ZSCORE', job.running, job.id) then others = others - 1 end
     if others >= max_running then
-      redis.call('ZADD', KEYS[6], get('created_at'), job.id)
+      redis.call('ZADD', KEYS[5], get('created_at'), job.id)
       return {'limited', state}
     end
-    redis.call('ZREM', KEYS[6], job.id)
+    redis.call('ZREM', KEYS[5], job.id)
   end
   local lease_until = seconds(now + tonumber(ARGV[5]))
   redis.call('HINCRBY', job.record, 'attempt', 1)
