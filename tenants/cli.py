@@ -9,6 +9,8 @@ import click
 
 from contract.console import emit_json, emit_table, json_option, note, option
 from contract.errors import InvalidInput
+from contract.ids import check_name
+from tenants.limits_command import given_limits, limit_options, limits, open_store
 
 if TYPE_CHECKING:  # these bring Redis, which help and completion do without
     from contract.settings import Settings
@@ -21,6 +23,9 @@ _ROLES = ("producer", "admin")
 @click.group()
 def tenants() -> None:
     """Make Redis users that reach one tenant's jobs and templates alone."""
+
+
+tenants.add_command(limits)
 
 
 def _open(settings: Settings) -> Accounts:
@@ -46,15 +51,28 @@ role_option = option("--role", type=click.Choice(_ROLES), help="Only this one (d
 @tenants.command()
 @click.argument("tenant")
 @role_option
+@limit_options
 @json_option
 @click.pass_obj
-def create(settings: Settings, *, tenant: str, role: str | None, as_json: bool) -> None:
+def create(
+    settings: Settings,
+    *,
+    tenant: str,
+    role: str | None,
+    rate: float | None,
+    max_queued: int | None,
+    max_running: int | None,
+    as_json: bool,
+) -> None:
     """Make TENANT's producer and admin and print their credentials, once.
 
     The producer submits, reads results and cancels. The admin publishes templates and moves
-    labels. Needs Redis 7.2 or later and an operator's URL.
+    labels. Needs Redis 7.2 or later and an operator's URL. Limits can be changed later with
+    'prefillq tenants limits'.
     """
     accounts = _open(settings)
+    if (given := given_limits(rate, max_queued, max_running)) is not None:
+        open_store(settings).set_limits(check_name("tenant", tenant), given)
     _show_new(accounts, accounts.create(_users(tenant, role)), as_json=as_json)
 
 
