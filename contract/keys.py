@@ -93,6 +93,11 @@ def labels(tenant: str, template: str) -> str:
     return f"pq:{tenant}:template:{template}:labels"
 
 
+def retired(tenant: str, template: str) -> str:
+    """Hash: number of a version that takes no new jobs -> when it was retired."""
+    return f"pq:{tenant}:template:{template}:retired"
+
+
 def worker(worker_id: str) -> str:
     """String with an expiry: what the worker last reported, msgpack."""
     return f"pq:_worker:{worker_id}"

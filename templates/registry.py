@@ -10,7 +10,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
@@ -75,6 +75,7 @@ class VersionSummary:
     prefix_tokens: int
     published_at: float  # Redis server time, seconds since the epoch
     labels: tuple[str, ...]  # those that point here, sorted
+    retired: bool = False  # takes no new jobs
 
 
 @cache
@@ -84,9 +85,10 @@ def script_source(name: str) -> str:
 
 
 def registry_library() -> ScriptLibrary:
-    """Both registry scripts, as `prefillq tenants` stores them in Redis."""
+    """The registry's scripts, as `prefillq tenants` stores them in Redis."""
     return ScriptLibrary(
-        name="registry", sources={name: script_source(name) for name in ("publish", "label")}
+        name="registry",
+        sources={name: script_source(name) for name in ("publish", "label", "retire")},
     )
 
 
@@ -143,23 +145,32 @@ class Registry:
             remedy="Try again.",
         )
 
-    def resolve(self, address: TemplateAddress) -> VersionRef:
+    def resolve(self, address: TemplateAddress, *, with_retired: bool = False) -> VersionRef:
         """The version that an address names now.
 
-        Raises NotFound that lists the labels and versions, or the nearest names, there are.
+        Raises NotFound that lists the labels and versions, or the nearest names, there are; also
+        for a version that is retired, unless `with_retired`.
         """
         tenant, name, number = address.tenant, address.name, address.version
         with errors_explained(self._settings):
             if address.label is not None:
                 found = self._client.hget(keys.labels(tenant, name), address.label)
                 number = None if found is None else int(found)
-            digest = (
-                None
-                if number is None
-                else self._client.hget(keys.versions(tenant, name), str(number))
-            )
+            digest = retired = None
+            if number is not None:
+                pipe = self._client.pipeline(transaction=False)
+                pipe.hget(keys.versions(tenant, name), str(number))
+                pipe.hget(keys.retired(tenant, name), str(number))
+                digest, retired = pipe.execute()
         if number is None or digest is None:
             raise self._not_found(address)
+        if retired is not None and not with_retired:
+            raise NotFound(
+                f"{tenant}/{name}@{number} is retired and takes no new jobs",
+                given=address,
+                expected=f"a label or another version; labels: {self._labels_text(tenant, name)}",
+                remedy="'prefillq templates retire --undo' brings it back.",
+            )
         return VersionRef(tenant=tenant, template=name, version=number, digest=text(digest))
 
     def get(self, ref: VersionRef) -> PublishedVersion:
@@ -209,8 +220,11 @@ class Registry:
             digests = self._client.hgetall(keys.versions(tenant, name))
         if not digests:
             raise self._not_found(TemplateAddress(tenant=tenant, name=name))
-        labels = self.labels(tenant, name)
-        return [_summary(self.get(ref), labels) for ref in read_refs(tenant, name, digests)]
+        labels, retired = self.labels(tenant, name), self.retired(tenant, name)
+        return [
+            replace(_summary(self.get(ref), labels), retired=ref.version in retired)
+            for ref in read_refs(tenant, name, digests)
+        ]
 
     def labels(self, tenant: str, name: str) -> dict[str, int]:
         """Label -> version number, sorted by label; empty for an unknown template."""
@@ -236,6 +250,45 @@ class Registry:
         """Remove a label. Raises NotFound when there is none, Conflict as `set_label` does."""
         self._move(tenant, name, label, None, expect)
 
+    def retire(self, tenant: str, name: str, version: int, *, undo: bool = False) -> None:
+        """Take no new jobs for a version; those it has are finished. Idempotent.
+
+        Raises NotFound when there is no such version, Conflict while a label points to it.
+        """
+        with errors_explained(self._settings):
+            reply = self._scripts.run(
+                "retire",
+                keys=self._keys_of_labels(tenant, name),
+                args=[version, "" if undo else f"{self._server_time():.6f}"],
+            )
+        match [text(part) for part in reply]:
+            case ["ok"]:
+                return
+            case ["no_version"]:
+                raise self._not_found(
+                    TemplateAddress(tenant=tenant, name=name, selector=str(version))
+                )
+            case ["labelled", label]:
+                raise Conflict(
+                    f"the label {label} points to {tenant}/{name}@{version}",
+                    expected="a version without labels",
+                    remedy=f"Move it first: 'prefillq templates label {tenant}/{name}@N {label}'.",
+                )
+        raise PrefillqError("the script retire of another version answered", given=repr(reply)[:80])
+
+    def retired(self, tenant: str, name: str) -> list[int]:
+        """Numbers of the versions that take no new jobs, sorted."""
+        with errors_explained(self._settings):
+            found = self._client.hkeys(keys.retired(tenant, name))
+        return sorted(int(number) for number in found if _NUMBER.fullmatch(number))
+
+    def _keys_of_labels(self, tenant: str, name: str) -> list[str]:
+        return [keys.labels(tenant, name), keys.versions(tenant, name), keys.retired(tenant, name)]
+
+    def _labels_text(self, tenant: str, name: str) -> str:
+        labels = self.labels(tenant, name)
+        return ", ".join(f"{label} ({n})" for label, n in labels.items()) or "none"
+
     def _move(
         self, tenant: str, name: str, label: str, version: int | None, expect: Expected
     ) -> None:
@@ -249,7 +302,7 @@ class Registry:
         with errors_explained(self._settings):
             reply = self._scripts.run(
                 "label",
-                keys=[keys.labels(tenant, name), keys.versions(tenant, name)],
+                keys=self._keys_of_labels(tenant, name),
                 args=[label, "" if version is None else version, wanted],
             )
         match [text(part) for part in reply]:
@@ -258,6 +311,12 @@ class Registry:
             case ["no_version" | "no_label" as what]:
                 selector = label if what == "no_label" else str(version)
                 raise self._not_found(TemplateAddress(tenant=tenant, name=name, selector=selector))
+            case ["retired"]:
+                raise Conflict(
+                    f"{tenant}/{name}@{version} is retired",
+                    given=f"the label {label} for it",
+                    expected="a version that takes jobs",
+                )
             case ["differs", now]:
                 raise Conflict(
                     f"the label {label} of {tenant}/{name} has moved",
@@ -305,11 +364,10 @@ class Registry:
                 expected=there,
                 remedy="See 'prefillq templates list'.",
             )
-        labels = ", ".join(f"{label} ({n})" for label, n in self.labels(tenant, name).items())
         return NotFound(
             "no such version or label",
             given=address,
-            expected=f"versions 1 to {latest}, labels: {labels or 'none'}",
+            expected=f"versions 1 to {latest}, labels: {self._labels_text(tenant, name)}",
             remedy=f"See 'prefillq templates show {tenant}/{name}'.",
         )
 

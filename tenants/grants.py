@@ -102,8 +102,10 @@ def _read_templates(tenant: str) -> list[Grant]:
         Grant(purpose="names of templates", commands="smembers", on=_read(keys.templates(tenant))),
         Grant(
             purpose="which version a number or label means",
-            commands="hget hgetall hlen",
-            on=_read(keys.versions(tenant, "*"), keys.labels(tenant, "*")),
+            commands="hget hgetall hkeys hlen",
+            on=_read(
+                keys.versions(tenant, "*"), keys.labels(tenant, "*"), keys.retired(tenant, "*")
+            ),
         ),
         Grant(purpose="versions", commands="get", on=_read(keys.version(tenant, "*", "*"))),
     ]
@@ -112,18 +114,19 @@ def _read_templates(tenant: str) -> list[Grant]:
 def _admin(tenant: str) -> list[Grant]:
     """Publish templates and move labels; no jobs."""
     numbers, versions = keys.numbers(tenant, "*"), keys.versions(tenant, "*")
+    retired = keys.retired(tenant, "*")
     labels, names = keys.labels(tenant, "*"), keys.templates(tenant)
     version = keys.version(tenant, "*", "*")
     return [
         Grant(
-            purpose="registry functions: publish, label",
+            purpose="registry functions: publish, label, retire",
             commands="fcall",
-            on=_read_write(numbers, versions, labels, names, version),
+            on=_read_write(numbers, versions, labels, retired, names, version),
         ),
         Grant(
             purpose="numbers, digests and labels of versions",
-            commands="hget hgetall hlen hexists hset hsetnx hdel",
-            on=_read_write(numbers, versions, labels),
+            commands="hget hgetall hkeys hlen hexists hset hsetnx hdel",
+            on=_read_write(numbers, versions, labels, retired),
         ),
         Grant(purpose="names of templates", commands="smembers sadd", on=_read_write(names)),
         Grant(purpose="versions", commands="get set exists", on=_read_write(version)),

@@ -108,14 +108,27 @@ def test_q12_what_is_not_there_is_an_error_at_submit(
     assert sorted(client.keys("*")) == before
 
 
-@pytest.mark.xfail(strict=True, reason="a version cannot be retired yet")
 def test_q12_a_retired_version_is_an_error_at_submit(
-    publish_template: Any, command_line: CommandLine
+    producer: Producer, start_fake: StartFake, publish_template: Any, command_line: CommandLine
 ) -> None:
-    """Q12, retired version: error at submit, exit code 4."""
+    """Q12, retired version: error at submit, exit code 4; the jobs it has are finished."""
     publish_template()
-    assert command_line.run("templates", "retire", "acme/notes@1").code == 0
-    assert command_line.run("submit", "acme/notes@1", "--vars", '{"note": "x"}').code == 4
+    publish_template(rules="Other rules, for a second version of it.")
+    run = command_line.run
+    assert run("templates", "retire", "acme/notes@1").code == 7, "production points to it"
+    pinned = producer.submit("acme/notes@1", {"note": "before"})
+    assert run("templates", "label", "acme/notes@2", "production").code == 0
+    assert run("templates", "retire", "acme/notes@1").code == 0
+    ran = run("submit", "acme/notes@1", "--vars", '{"note": "x"}')
+    assert ran.code == 4
+    assert "retired" in ran.err
+    assert run("templates", "label", "acme/notes@1", "old").code == 7
+    start_fake()
+    assert pinned.result(timeout=20).ref.version == 1
+    assert producer.submit("acme/notes", {"note": "now"}).result(timeout=20).ref.version == 2
+    assert run("templates", "retire", "--undo", "acme/notes@1").code == 0
+    assert producer.submit("acme/notes@1", {"note": "x"}).result(timeout=20).ref.version == 1
+    assert run("templates", "retire", "acme/notes@9").code == 4
 
 
 def test_q15_cancel_while_queued_while_running_and_after_the_end(

@@ -151,7 +151,6 @@ def test_q04_a_paused_worker_cannot_commit_what_was_taken_over(
     assert (_finished(job.id, first), _finished(job.id, second)) == (0, 1)
 
 
-@pytest.mark.xfail(strict=True, reason="no cap on attempts and no list of dead letters yet")
 def test_q05_a_job_that_kills_every_worker_ends_as_dead(
     producer: Producer,
     start_fake: StartFake,
@@ -193,7 +192,6 @@ def test_q09_sigterm_finishes_what_runs(
     assert late.result(timeout=20).attempt == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a shutdown has no grace period yet")
 def test_q09_what_does_not_fit_in_the_grace_period_goes_back_to_the_queue(
     producer: Producer, start_fake: StartFake, publish_template: Any
 ) -> None:
