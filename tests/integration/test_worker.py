@@ -17,6 +17,7 @@ from contract import keys
 from contract.celery_app import make_celery, ring
 from contract.errors import JobFailed
 from contract.model_folder import ModelFolder
+from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import CacheState, JobState
 from local.workers import WorkerProcess
@@ -64,6 +65,7 @@ def test_sixty_jobs_over_two_workers_and_three_templates(
     producer: Producer,
     registry: Registry,
     settings: Settings,
+    client: Client,
     tiny_llama: ModelFolder,
     start_worker: Start,
 ) -> None:
