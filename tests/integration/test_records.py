@@ -181,6 +181,32 @@ def test_a_renewed_lease_lasts_longer(rig: Rig) -> None:
     assert rig.store.commit(answer(claim), claim.job.fence)
 
 
+def test_many_leases_are_renewed_and_looked_at_together(rig: Rig) -> None:
+    """In the order asked, each with its own answer; one that is lost hides no other."""
+    kept, lost, cancelled = (rig.claim(rig.submit(), lease_s=10) for _ in range(3))
+    rig.store.cancel(cancelled.job.id)
+    held = [(claim.job.id, claim.job.fence) for claim in (kept, lost, cancelled)]
+    held[1] = (lost.job.id, lost.job.fence + 1)
+    assert rig.store.stop_reasons(held) == [None, "lost", "cancelled"]
+    rig.advance(8)
+    assert rig.store.renew_many(held, 10) == ["ok", "lost", "cancel_requested"]
+    rig.advance(8)
+    assert rig.refusal(kept.job.id) == "leased"
+    assert rig.store.renew_many([], 10) == rig.store.stop_reasons([]) == []
+
+
+def test_a_damaged_record_is_refused_in_its_place(rig_settings: Settings, client: Any) -> None:
+    """The leases around it are renewed."""
+    rig = redis_rig(client, rig_settings)
+    damaged, whole = (rig.claim(rig.submit(), lease_s=10) for _ in range(2))
+    client.delete(keys.job(damaged.job.id))
+    client.set(keys.job(damaged.job.id), "no hash")
+    held = [(claim.job.id, claim.job.fence) for claim in (damaged, whole)]
+    for replies in (rig.store.renew_many(held, 10), rig.store.stop_reasons(held)):
+        assert isinstance(replies[0], RedisRefused)
+        assert replies[1] in ("ok", None)
+
+
 def test_a_lost_lease_is_not_renewed(rig: Rig) -> None:
     """Once somebody else has claimed the job, or it has ended, its old holder is told."""
     claim = rig.claim(rig.submit(), lease_s=10)

@@ -198,7 +198,7 @@ class Proxy:
         self._bytes_per_s = bytes_per_s
 
     def delay(self, seconds: float) -> None:
-        """Every reply comes so much later."""
+        """Whatever the server sends at once comes so much later."""
         self._delay_s = seconds
 
     def drop(self) -> None:
@@ -308,6 +308,8 @@ class Proxy:
             await self._send(writer, data)
 
         while data := await reader.read(1 << 16):
+            if self._delay_s:
+                await asyncio.sleep(self._delay_s)
             for reply in splitter.feed(data):
                 await self._gate("replies", link)
                 answers_one = link.pending and not reply.startswith(b">")
@@ -315,8 +317,6 @@ class Proxy:
                 passed = reply
                 if rule is not None and rule.reply_holds in reply and self._take(rule):
                     passed = await rule.action.run(rule, reply, send)
-                if self._delay_s:
-                    await asyncio.sleep(self._delay_s)
                 await send(passed)
 
     def _rule_for(self, request: bytes) -> Rule | None:

@@ -83,9 +83,9 @@ class SentinelGroup:
     def _start(self) -> None:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sentinels-")))
         first = self._stack.enter_context(EmbeddedRedis())
-        second = self._stack.enter_context(
-            EmbeddedRedis(config={"replicaof": f"{_HOST} {_port(first)}"})
-        )
+        second = self._stack.enter_context(EmbeddedRedis())
+        with redis.Redis.from_url(second.url) as client:
+            client.replicaof(_HOST, _port(first))
         self.servers = {_port(first): first, _port(second): second}
         self.sentinels = []
         for _ in range(3):

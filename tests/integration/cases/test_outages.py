@@ -205,7 +205,9 @@ def test_q08_a_half_open_socket_does_not_hang_a_producer(
     publish_template()
     with Producer(behind) as half_open:
         [job] = _submit(half_open, "warm")
-        for act in (lambda: _submit(half_open, "x"), job.status, job.cancel):
+        handle = half_open.handle(job.id)
+        for act in (lambda: _submit(half_open, "x"), handle.status, handle.cancel):
+            handle.status()  # a connection that was cut is made anew
             proxy.freeze()
             started = time.monotonic()
             with pytest.raises(RedisUnreachable):
