@@ -84,7 +84,9 @@ class LeaseKeeper:
         self._settings = settings
         self._store = store
         self._broker = broker
-        self._held: dict[str, HeldLease] = {}
+        # By job and fence: a job whose lease was lost may come back to this very worker while
+        # its former run has not yet noticed.
+        self._held: dict[tuple[str, int], HeldLease] = {}
         self._lock = threading.Lock()
         self._thread = Periodic("lease-renewal", self.renew_all, interval_s=self.lease_s / 4)
 
@@ -106,12 +108,12 @@ class LeaseKeeper:
             look=lambda: self._store.stop_reason(job_id, fence),
         )
         with self._lock:
-            self._held[job_id] = held
+            self._held[job_id, fence] = held
         try:
             yield held
         finally:
             with self._lock:
-                self._held.pop(job_id, None)
+                del self._held[job_id, fence]
 
     @property
     def running(self) -> int:
