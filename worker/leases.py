@@ -75,7 +75,9 @@ class LeaseKeeper:
         self._settings = settings
         self._store = store
         self._broker = broker
-        self._held: dict[str, HeldLease] = {}
+        # By job and fence: a job whose lease was lost may come back to this very worker while
+        # its former run has not yet noticed.
+        self._held: dict[tuple[str, int], HeldLease] = {}
         self._lock = threading.Lock()
         self._threads = [
             Periodic("lease-renewal", self.renew_all, interval_s=self.lease_s / 4),
@@ -97,12 +99,12 @@ class LeaseKeeper:
         """Keep the job's lease alive inside the block."""
         held = HeldLease(job_id=job_id, fence=fence, delivery_tag=delivery_tag)
         with self._lock:
-            self._held[job_id] = held
+            self._held[job_id, fence] = held
         try:
             yield held
         finally:
             with self._lock:
-                self._held.pop(job_id, None)
+                del self._held[job_id, fence]
 
     @property
     def running(self) -> int:
