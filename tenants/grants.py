@@ -170,8 +170,8 @@ def _worker() -> list[Grant]:
         Grant(purpose="waiting jobs of a template", commands="zadd zrem", on=_write(waiting)),
         Grant(purpose="tell of ended jobs", commands="publish", on=(f"&{keys.notices('*')}",)),
         Grant(
-            purpose="take messages, put them back, ring again, see whether a queue is empty",
-            commands="brpop lpush rpush llen",
+            purpose="take messages, put them back, ring again, see whose turn is next",
+            commands="brpop lpush rpush lindex",
             on=_read_write(messages),
         ),
         Grant(

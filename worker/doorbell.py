@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from typing import Any
 from uuid import uuid4
 
@@ -43,6 +44,14 @@ def remade(message: object, queue: str) -> dict[str, Any]:
             "priority": 0,
         },
     }
+
+
+def job_in(entry: bytes, queue: str) -> str | None:
+    """The id of the job that an entry of a queue rings for; None when it is no doorbell."""
+    try:
+        return _job_id(json.loads(entry), queue)
+    except (ValueError, RecursionError, InvalidInput):
+        return None
 
 
 def _job_id(message: object, queue: str) -> str:

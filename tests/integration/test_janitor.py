@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from contract import keys
+from contract.celery_app import make_celery, ring
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.ids import new_job_id
 from contract.records import RedisJobStore
@@ -116,6 +117,29 @@ def test_queued_job_in_a_queue_with_messages_waits_for_its_turn(rig: Rig) -> Non
     """A backlog is not rung for: each of its jobs has a message of its own."""
     rig.submit()
     rig.client.lpush(keys.messages(QUEUE), b"message")
+    _until_overdue()
+    assert rig.sweep() == 0
+
+
+def test_message_lost_behind_a_backlog_is_found_by_the_next_in_line(rig: Rig) -> None:
+    """The queue never runs empty, but its next message is of a job that came later."""
+    lost = rig.submit()
+    later = f"acme.{int(lost[-32:-20], 16) + 5000:012x}{'0' * 20}"
+    app = make_celery(rig.settings)
+    ring(app, QUEUE, later)
+    app.close()
+    _until_overdue()
+    assert rig.sweep() == 1
+    assert rig.rung == [(QUEUE, lost)]
+
+
+def test_next_message_of_an_earlier_job_says_nothing(rig: Rig) -> None:
+    """The job's own message may stand behind it."""
+    job_id = rig.submit()
+    earlier = f"acme.{int(job_id[-32:-20], 16) - 5000:012x}{'0' * 20}"
+    app = make_celery(rig.settings)
+    ring(app, QUEUE, earlier)
+    app.close()
     _until_overdue()
     assert rig.sweep() == 0
 
