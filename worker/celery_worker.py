@@ -7,6 +7,7 @@ made again.
 
 from __future__ import annotations
 
+import logging
 import signal
 from functools import partial
 from typing import Any, ClassVar
@@ -136,6 +137,9 @@ def run_worker(service: WorkerService, *, log_level: str) -> int:
     """Run until told to stop; returns the exit code. Raises what loading the model raised."""
     # Before Celery's worker: how many jobs it may take at once is what the engine can serve.
     service.load()
+    for chatty in ("celery.worker.strategy", "celery.app.trace"):
+        # Two lines for each message; the job's own line says more.
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     transport.install()
     app = make_celery(service.settings)
     app.conf.worker_consumer = "worker.consumer:Consumer"
