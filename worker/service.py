@@ -19,6 +19,7 @@ from contract.settings import Settings
 from templates.fill import fill
 from templates.registry import Registry
 from templates.version import PublishedVersion
+from worker.answer import JobAnswers
 from worker.catalog import Catalog, Served
 from worker.ending import DeviceLost, Shutdown, Watchdog
 from worker.identity import new_worker_id
@@ -87,12 +88,14 @@ class WorkerService:
         self.runner = JobRunner(
             worker_id=self.worker_id,
             store=self.store,
-            versions=self.registry,
-            model=self.model,
-            engine=self.engine,
-            prefixes=self.prefixes,
+            answers=JobAnswers(
+                versions=self.registry,
+                model=self.model,
+                engine=self.engine,
+                prefixes=self.prefixes,
+                audit=self.options.audit,
+            ),
             leases=self.leases,
-            audit=self.options.audit,
             draining=lambda: self.shutdown.draining,
             device_lost=self._device_lost,
         )

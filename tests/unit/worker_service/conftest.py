@@ -19,6 +19,7 @@ from contract.types import Job, VersionRef
 from templates.tokenizer import TemplateTokenizer
 from templates.version import PublishedVersion
 from tests.support.templates import make_spec, make_version
+from worker.answer import JobAnswers
 from worker.engine.fake import FakeEngine
 from worker.leases import HeldLease, LeaseKeeper
 from worker.model import LoadedModel
@@ -100,7 +101,11 @@ def make_stack(smollm2: ModelFolder, tokenizer: TemplateTokenizer) -> Any:
     """Build a stack; keywords go to the runner, `engine` and `cache_bytes` apart."""
 
     def make(
-        *, engine: FakeEngine | None = None, cache_bytes: int = 10**6, **options: Any
+        *,
+        engine: FakeEngine | None = None,
+        cache_bytes: int = 10**6,
+        audit: bool = False,
+        **options: Any,
     ) -> Stack:
         settings, clock = Settings(cache_dir=Path("unused")), Clock()
         store = MemoryJobStore(settings, clock=clock)
@@ -124,10 +129,9 @@ def make_stack(smollm2: ModelFolder, tokenizer: TemplateTokenizer) -> Any:
         stack.runner = JobRunner(
             worker_id="w1",
             store=store,
-            versions=stack,
-            model=model,
-            engine=engine,
-            prefixes=prefixes,
+            answers=JobAnswers(
+                versions=stack, model=model, engine=engine, prefixes=prefixes, audit=audit
+            ),
             leases=leases,
             **options,
         )

@@ -230,7 +230,7 @@ def test_stale_fence_cannot_commit(make_stack: Any) -> None:
             assert other.job.fence == 2
             return super().generate(request)
 
-    stack.runner._engine = Slow()
+    stack.runner._answers.engine = Slow()
     assert stack.runner.run(job_id) is None
     view = stack.store.get(job_id)
     assert (view.state, view.worker, view.result) == (JobState.RUNNING, "w2", None)
