@@ -80,7 +80,7 @@ class MemoryJobStore:
         self._streams: list[_MemoryNotices] = []
         self._limits: dict[str, TenantLimits] = {}
         self._buckets: dict[str, tuple[float, float]] = {}  # tokens, and when that was
-        self._held: dict[str, None] = {}  # job ids held back by a limit, in order of submit
+        self._held_back: dict[str, None] = {}  # job ids held back by a limit, in order of submit
 
     def submit(
         self,
@@ -178,7 +178,7 @@ class MemoryJobStore:
             if reason := self._refusal(record, free=free):
                 return Refused(reason=reason, state=record.state)
             now, job = self._clock(), record.job
-            self._held.pop(job_id, None)
+            self._held_back.pop(job_id, None)
             record.not_before = 0.0
             record.job = replace(job, attempt=job.attempt + 1, fence=job.fence + 1)
             record.state, record.worker = JobState.RUNNING, worker_id
@@ -204,7 +204,7 @@ class MemoryJobStore:
         limit = self._limits.get(tenant, TenantLimits()).max_running
         others = [r for r in self._of(tenant, JobState.RUNNING) if r is not record]
         if limit is not None and len(others) >= limit:
-            self._held[record.job.id] = None
+            self._held_back[record.job.id] = None
             return "limited"
         return None
 
@@ -254,7 +254,7 @@ class MemoryJobStore:
             if record is not None and record.job.fence == fence and record.result is not None:
                 record.commit_s = commit_s
             for held_id in self._held_of(tenant_of(job_id)):
-                del self._held[held_id]
+                del self._held_back[held_id]
                 held = self._live(held_id)
                 if held is not None and held.state is JobState.QUEUED:
                     return Doorbell(
@@ -426,7 +426,7 @@ class MemoryJobStore:
         ]
 
     def _held_of(self, tenant: str) -> list[str]:
-        held = [job_id for job_id in self._held if tenant_of(job_id) == tenant]
+        held = [job_id for job_id in self._held_back if tenant_of(job_id) == tenant]
         return sorted(held, key=lambda job_id: self._records[job_id].job.created_at)
 
     def _dead(self, job_id: str) -> _Record:

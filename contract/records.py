@@ -419,7 +419,8 @@ class RedisJobStore:
             "max_queued": limits.max_queued,
             "max_running": limits.max_running,
         }
-        key, set_ones = keys.limits(tenant), {k: v for k, v in given.items() if v is not None}
+        key = keys.limits(tenant)
+        set_ones: dict[Any, Any] = {k: v for k, v in given.items() if v is not None}
         with errors_explained(self._settings):
             pipe = self._client.pipeline(transaction=True)
             pipe.delete(key)

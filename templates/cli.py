@@ -133,8 +133,7 @@ def show(settings: Settings, *, address: str, prompt: str | None, as_json: bool)
     else:
         for name, value in facts.items():
             shown = ", ".join(value) if isinstance(value, list) else value
-            shown = {True: "yes", False: "no"}.get(shown, shown) if name == "retired" else shown
-            click.echo(f"# {name}: {shown}")
+            click.echo(f"# {name}: {'yes' if shown is True else 'no' if shown is False else shown}")
         click.echo(spec_text(version.spec), nl=False)
 
 
