@@ -2,7 +2,7 @@
 
 - Celery waits longer and longer between its tries to reconnect, up to half a minute, which a worker
   would stand idle after an outage. Here it is two seconds at the most.
-- When a connection is lost, kombu puts the messages of the jobs that run back into their queues, for
+- When a connection is lost, kombu puts the messages of running jobs back into their queues, for
   others to take. Here they stay where they are: the jobs go on running, under leases of their own.
 - Celery writes the whole body of a message that it refuses to the log. Here it is only counted.
 """
