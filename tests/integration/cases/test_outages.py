@@ -278,6 +278,23 @@ def test_q21_a_worker_comes_back_to_the_exact_set_of_queues(
     until(lambda: _consumed(proxy, 0) == queues("one", "two", "three"), what="the new queue")
 
 
+def test_q21_a_lost_connection_offers_no_running_job_to_others(
+    behind: Settings, proxy: Proxy, producer: Producer, start_fake: StartFake, publish_template: Any
+) -> None:
+    """Q21: the messages of jobs that run stay with their worker, through several bounces."""
+    publish_template()
+    pair = [start_fake("--batch", "2", settings=behind) for _ in range(2)]
+    jobs = _submit(producer, *(f"work=6 {n}" for n in range(4)))
+    for job in jobs:
+        running(job)
+    for _ in range(3):
+        proxy.drop()
+        time.sleep(1.5)
+    _all_done(jobs)
+    assert [line for worker in pair for line in worker.lines("job_refused")] == []
+    _works_soon(producer)
+
+
 def test_q22_a_full_redis_refuses_clearly_and_loses_nothing(
     client: Client,
     producer: Producer,

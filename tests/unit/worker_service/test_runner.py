@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.types import CacheState, JobState
@@ -303,6 +304,35 @@ def test_commit_is_tried_again_while_redis_is_away(
     monkeypatch.setattr(stack.store, "commit", flaky)
     assert stack.runner.run(job_id).status is JobState.SUCCEEDED
     assert stack.store.get(job_id).state is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_commit_given_up_is_logged_and_the_job_runs_again(
+    make_stack: Any, monkeypatch: pytest.MonkeyPatch, *, lost: bool
+) -> None:
+    """Never dropped silently: after its time, or once the lease is known to be another's."""
+    log = CapturingLogger()
+    monkeypatch.setattr("worker.runner.log", log)
+    monkeypatch.setattr("worker.runner.COMMIT_RETRY_S", 0.0)
+    stack = make_stack()
+    job_id = stack.submit()
+    if not lost:
+        monkeypatch.setattr("worker.runner.COMMIT_PATIENCE_S", 0.0)
+        stack.leases.lease_s = 0.05
+
+    def refuses(*_: Any) -> Any:
+        if lost:
+            stack.leases._held[job_id].end("lost")
+        raise RedisUnreachable("Redis cannot be reached")
+
+    with monkeypatch.context() as away:
+        away.setattr(stack.store, "commit", refuses)
+        with pytest.raises(RedisUnreachable):
+            stack.runner.run(job_id)
+    given_up = [call.kwargs["job_id"] for call in log.calls if call.args == ("commit_given_up",)]
+    assert given_up == [job_id]
+    stack.clock.now += 61
+    assert stack.runner.run(job_id).attempt == 2
 
 
 def test_prefix_over_the_budget_runs_uncached(make_stack: Any) -> None:
