@@ -55,9 +55,7 @@ class Janitor:
         try:
             return self._sweep()
         except (RedisUnreachable, RedisRefused):
-            # Nobody could renew a lease either, so a lease that ran out says nothing of its
-            # worker: they all have the time of one lease to come back.
-            self._trusts_leases_at = self._clock() + self._settings.lease_s
+            self._distrust_leases()
             raise
 
     def _sweep(self) -> int:
@@ -72,13 +70,14 @@ class Janitor:
             except RedisRefused as error:
                 # Something is wrong with this one's keys: no reason to forget the others.
                 log.warning("tenant_not_swept", tenant=tenant, error=str(error))
+                self._distrust_leases()
         return rung
 
     def _sweep_tenant(self, tenant: str) -> int:
         rung = 0
-        late = self._store.overdue(tenant, limit=LIMIT)
+        late = [job for job in self._store.overdue(tenant, limit=LIMIT) if self._may_ring(job)]
         for job in late:
-            if self._may_ring(job) and self._has_no_message(job):
+            if self._has_no_message(job):
                 self._ring(job.queue, job.job_id)
                 log.info("rung_again", job_id=job.job_id, queue=job.queue, state=str(job.state))
                 rung += 1
@@ -89,6 +88,12 @@ class Janitor:
         with errors_explained(self._settings):
             ttl_ms = round(self.interval_s * 800)
             return bool(self._client.set(keys.JANITOR, self._worker_id, nx=True, px=ttl_ms))
+
+    def _distrust_leases(self) -> None:
+        """Nobody could renew a lease either, so one that ran out says nothing of its worker: they
+        all have the time of one lease to come back.
+        """
+        self._trusts_leases_at = self._clock() + self._settings.lease_s
 
     def _may_ring(self, job: Doorbell) -> bool:
         return job.state is not JobState.RUNNING or self._clock() >= self._trusts_leases_at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -90,7 +91,8 @@ def test_after_an_outage_leases_have_time_to_be_renewed(
     _until_overdue()
     with monkeypatch.context() as away:
         away.setattr(rig.store, "overdue", _raises(error("Redis is away")))
-        with pytest.raises(error):
+        # A refusal is this tenant's alone; the others are swept.
+        with pytest.raises(error) if error is RedisUnreachable else nullcontext():
             rig.sweep()
     assert (rig.sweep(), rig.rung) == (1, [(QUEUE, queued)])
     rig.now += rig.settings.lease_s

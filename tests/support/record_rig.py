@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from contract import keys
 from contract.ids import new_job_id
 from contract.job_store import Claimed, JobStore, Refused
 from contract.memory_store import MemoryJobStore
@@ -28,7 +29,8 @@ class Rig:
     def submit(self, **terms: Any) -> str:
         ref = terms.pop("ref", REF)
         terms.setdefault("input_digest", "i" * 64)
-        job = Job(id=new_job_id(ref.tenant), ref=ref, variables={"ticket": "refund?"})
+        queue = keys.queue(ref.tenant, ref.template, "m" * 64)
+        job = Job(id=new_job_id(ref.tenant), ref=ref, queue=queue, variables={"ticket": "refund?"})
         return self.store.submit(job, **terms).job_id
 
     def claim(self, job_id: str, worker: str = "w1", lease_s: float = 10.0) -> Claimed:
