@@ -50,7 +50,7 @@ def test_the_whole_way_under_three_users(command_line: CommandLine, notes: Path)
     cli = command_line
     urls = urls_of(cli.run("tenants", "create", "acme", "--json"))
     urls |= urls_of(cli.run("tenants", "worker-user", "--json"))
-    producer, admin = (dict(PREFILLQ_REDIS_URL=urls[role]) for role in ("producer", "admin"))
+    producer, admin = ({"PREFILLQ_REDIS_URL": urls[role]} for role in ("producer", "admin"))
 
     published = cli.run("templates", "publish", notes, "--label", "canary", "--json", **admin)
     assert published.json["published"][0]["labels"] == ["canary", "production"]
