@@ -223,8 +223,8 @@ class RedisJobStore:
             late += [(entry, JobState.QUEUED) for entry in queued]
             # Producers can write these sets: an entry that is no job of the tenant's rings nowhere.
             job_ids = [_job_id(entry, tenant) for entry, _ in late]
-            for job_id in filter(None, job_ids):
-                pipe.hget(keys.job(job_id), "queue")
+            for known in filter(None, job_ids):
+                pipe.hget(keys.job(known), "queue")
             # A damaged record's error stands in its place and must not hide the others.
             queues = iter(pipe.execute(raise_on_error=False) if any(job_ids) else ())
             bells, lost = [], []

@@ -76,8 +76,9 @@ def start_worker(
 
 @pytest.fixture(scope="module")
 def tenants_of_module() -> Iterator[TwoTenants]:
-    """On a Redis of their own."""
-    with two_tenants() as made:
+    """On a Redis of their own, which leaves it to its users' rights what they may do."""
+    open_to = {"enable-debug-command": "yes", "enable-module-command": "yes"}
+    with two_tenants(**open_to) as made:
         yield made
 
 

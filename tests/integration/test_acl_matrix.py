@@ -312,3 +312,4 @@ def test_a_wider_grant_is_noticed(
                 assert refused(client, words) is expected
         finally:
             operator.execute_command("ACL", "DELUSER", "wider")
+            operator.lrem(names["their_queue"], 0, "x")
