@@ -137,7 +137,7 @@ def errors_explained(settings: Settings) -> Iterator[None]:
         ) from error
     except ResponseError as error:
         text = str(error)
-        if text.startswith("Function not found"):
+        if "Function not found" in text:  # a pipeline names the call before it
             raise RedisRefused(
                 "this Redis does not hold the functions of this release of prefillq",
                 given=where,

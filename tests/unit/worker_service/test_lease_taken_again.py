@@ -11,7 +11,7 @@ def test_end_of_the_former_run_leaves_the_new_lease_alone(make_stack: Any) -> No
     job_id = stack.submit()
     former = stack.store.claim(job_id, "w1", stack.leases.lease_s)
     with stack.leases.hold(job_id, former.job.fence) as lost:
-        stack.clock.now += stack.leases.lease_s + 1  # this worker stood still, then rang for its own job
+        stack.clock.now += stack.leases.lease_s + 1
         new = stack.store.claim(job_id, "w1", stack.leases.lease_s)
         held = stack.leases.hold(job_id, new.job.fence)
         lease = held.__enter__()
