@@ -18,8 +18,9 @@ from typing import Any, Final, Literal
 
 from contract import keys
 from contract.codec import pack, unpack
-from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError
-from contract.ids import DEFAULT_LABEL, TemplateAddress, check_name
+from contract.errors import CodecError, Conflict, InvalidInput, NotFound, PrefillqError
+from contract.ids import DEFAULT_LABEL, TemplateAddress, check_name, is_name
+from contract.logs import get_logger
 from contract.model_folder import ModelFolder
 from contract.redis_client import Client, errors_explained, text
 from contract.settings import Settings
@@ -27,6 +28,8 @@ from contract.types import VersionRef
 from templates.compiled import CompiledTemplate
 from templates.spec import TemplateSpec
 from templates.version import PublishedVersion, version_digest
+
+log = get_logger(__name__)
 
 _KEPT_VERSIONS = 128  # in the process, least recently used out first
 _PUBLISH_TRIES = 100
@@ -107,7 +110,9 @@ class Registry:
                     ref=VersionRef(
                         tenant=tenant,
                         template=name,
-                        version=self._count(tenant, name) + 1 if known is None else int(known),
+                        version=self._count(tenant, name) + 1
+                        if known is None
+                        else _known_number(known, tenant, name),
                         digest=digest,
                     ),
                     spec=spec,
@@ -121,7 +126,10 @@ class Registry:
                         return Published(version=version, created=True)
                     case [b"known", number]:
                         ref = VersionRef(
-                            tenant=tenant, template=name, version=int(number), digest=digest
+                            tenant=tenant,
+                            template=name,
+                            version=_known_number(number, tenant, name),
+                            digest=digest,
                         )
                         return Published(version=self.get(ref), created=False)
         raise Conflict(
@@ -138,7 +146,7 @@ class Registry:
         with errors_explained(self._settings):
             if address.label is not None:
                 found = self._client.hget(keys.labels(tenant, name), address.label)
-                number = None if found is None else int(found)
+                number = None if found is None else _number_of(address, found)
             digest = (
                 None
                 if number is None
@@ -194,20 +202,20 @@ class Registry:
         if not digests:
             raise self._not_found(TemplateAddress(tenant=tenant, name=name))
         labels = self.labels(tenant, name)
-        refs = sorted(
-            (
-                VersionRef(tenant=tenant, template=name, version=int(n), digest=text(digest))
-                for n, digest in digests.items()
-            ),
-            key=lambda ref: ref.version,
-        )
+        refs = sorted(refs_of(tenant, name, digests), key=lambda ref: ref.version)
         return [_summary(self.get(ref), labels) for ref in refs]
 
     def labels(self, tenant: str, name: str) -> dict[str, int]:
-        """Label -> version number, sorted by label; empty for an unknown template."""
+        """Label -> version number, sorted by label; empty for an unknown template.
+
+        A label whose value is no number is left out, so that it hides no other.
+        """
         with errors_explained(self._settings):
             found = self._client.hgetall(keys.labels(tenant, name))
-        return {text(label): int(number) for label, number in sorted(found.items())}
+        labels = {text(label): version_number(value) for label, value in sorted(found.items())}
+        for label in (label for label, number in labels.items() if number is None):
+            log.warning("label_unreadable", template=f"{tenant}/{name}", label=label)
+        return {label: number for label, number in labels.items() if number is not None}
 
     def set_label(
         self, tenant: str, name: str, label: str, version: int, *, expect: Expected = ANYTHING
@@ -277,7 +285,7 @@ class Registry:
         return float(seconds) + float(micros) / 1e6
 
     def _names(self, key: str) -> list[str]:
-        return sorted(text(name) for name in self._client.smembers(key))
+        return sorted(filter(is_name, (text(name) for name in self._client.smembers(key))))
 
     def _not_found(self, address: TemplateAddress) -> NotFound:
         tenant, name = address.tenant, address.name
@@ -300,6 +308,46 @@ class Registry:
             expected=f"versions 1 to {latest}, labels: {labels or 'none'}",
             remedy=f"See 'prefillq templates show {tenant}/{name}'.",
         )
+
+
+def version_number(value: bytes | str) -> int | None:
+    """The version number that a field of Redis holds, or None for what is none."""
+    digits = text(value)
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else None
+
+
+def refs_of(tenant: str, name: str, digests: Mapping[bytes, bytes]) -> list[VersionRef]:
+    """The versions in the hash at `keys.versions`; entries that are none are left out."""
+    numbered = ((version_number(number), text(digest)) for number, digest in digests.items())
+    return [
+        VersionRef(tenant=tenant, template=name, version=number, digest=digest)
+        for number, digest in numbered
+        if number is not None
+    ]
+
+
+def _known_number(value: bytes | str, tenant: str, name: str) -> int:
+    number = version_number(value)
+    if number is None:
+        raise CodecError(
+            f"a version of {tenant}/{name} has a number in Redis that is none",
+            expected="1 or more",
+            remedy="See the key in contract.keys.numbers.",
+        )
+    return number
+
+
+def _number_of(address: TemplateAddress, value: bytes | str) -> int:
+    number = version_number(value)
+    if number is None:
+        raise CodecError(
+            f"the label {address.label} of {address.tenant}/{address.name} is damaged",
+            given="a value that is no number",
+            expected="the number of a version",
+            remedy=f"Point it anew: prefillq templates label "
+            f"{address.tenant}/{address.name}@VERSION {address.label}.",
+        )
+    return number
 
 
 def _check_label(label: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +20,7 @@ from contract.redis_client import connect
 from contract.settings import Settings
 from local.redis_server import EmbeddedRedis
 from tests.support.kernels import share_kernels
+from tests.support.markers import leaks
 from tests.support.tiny import make_tiny_llama
 from worker.openmp import wait_passively
 
@@ -31,6 +32,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 REAL_MODEL = "smollm2-135m-instruct"
 # A database of its own on a Redis that is shared: tests empty it.
 TEST_DATABASE = 15
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """No log of any test holds what a test planted where users write (tests.support.markers)."""
+    report = yield
+    if report.when == "teardown" and report.passed:
+        found = leaks(item._report_sections, getattr(item, "funcargs", {}).get("tmp_path"))
+        if found:
+            report.outcome = "failed"
+            report.longrepr = f"a log or stderr holds {', '.join(found)}"
+    return report
 
 
 def _missing(reason: str) -> NoReturn:

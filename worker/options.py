@@ -28,4 +28,5 @@ class WorkerOptions:
     batch: int = 32  # jobs in flight at once, at most
     chunk_tokens: int = 512  # prefill in one step, which running jobs wait for
     suffix_bytes: int = GIB  # keys and values of the tokens beyond the prefixes
+    trust_remote_code: bool = False  # run the code that a model's folder brings
     audit: bool = False  # recompute an entry's checksum after every job
