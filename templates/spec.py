@@ -31,6 +31,7 @@ from templates.placeholders import variables_in
 MAX_SPEC_BYTES = 4 * 2**20
 MAX_NODES = 50_000  # keys and values of one file
 MAX_DIGITS = 64
+MAX_VARIABLES = 100
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _TEXTS = {"content", "samples", "choices"}  # fields that hold what models or users say
@@ -102,12 +103,12 @@ class TemplateSpec(_Strict):
     name: str
     model: str
     description: str = ""
-    messages: Annotated[tuple[Message, ...], Field(min_length=1)]
+    messages: Annotated[tuple[Message, ...], Field(min_length=1, max_length=1000)]
     input: InputSpec
     output: OutputSpec = OutputSpec()
     generation: GenerationSpec = GenerationSpec()
     limits: LimitsSpec = LimitsSpec()
-    samples: tuple[Sample, ...] = ()
+    samples: Annotated[tuple[Sample, ...], Field(max_length=1000)] = ()  # each is tried
     strict: bool = False  # True: a job whose prefix does not verify fails, never runs uncached
 
     @field_validator("tenant", "name")
@@ -123,6 +124,8 @@ class TemplateSpec(_Strict):
         _check_schema(self.input.json_schema)
         declared = set(self.input.json_schema.get("properties", {}))
         used = {name for message in self.messages for name in variables_in(message.content)}
+        if len(used) > MAX_VARIABLES:  # each is tried alone, with hundreds of values
+            raise ValueError(f"messages use {len(used)} variables; at most {MAX_VARIABLES}")
         if missing := sorted(used - declared):
             raise ValueError(f"messages use {missing}, which input.schema does not declare")
         required = set(self.input.json_schema.get("required", []))
