@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
-from click.utils import PacifyFlushWrapper
 
 from contract.console import emit_json, json_wanted, note, option
 from contract.errors import PrefillqError
@@ -81,9 +80,15 @@ class RootGroup(click.Group):
         try:
             return super().main(*args, **kwargs)
         except SystemExit as end:
-            if isinstance(sys.stdout, PacifyFlushWrapper):  # click's note that the reader has gone
+            # When whoever read our output has gone, click puts a wrapper of its own around the
+            # streams, and ends with 1.
+            if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
                 end.code = READER_GONE
             raise
+        except BrokenPipeError:  # stderr's reader, when click says what is wrong there
+            give_up(sys.stdout)
+            give_up(sys.stderr)
+            sys.exit(READER_GONE)
 
     def invoke(self, ctx: click.Context) -> Any:
         given = "--json" in ctx.args  # for errors that come before the command's own parsing
