@@ -7,13 +7,15 @@ import struct
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import gguf
 import numpy as np
 from hypothesis import strategies as st
 
-from contract.model_folder import read_model_folder
+from contract import model_store
+from contract.canonical import digest
+from contract.model_folder import ModelFolder, read_model_folder
 from contract.model_store import find_model, stored_models
 from contract.settings import Settings
 from templates.tokenizer import TemplateTokenizer
@@ -22,7 +24,7 @@ from tests.fuzz.mutations import BYTES, edited, edited_json
 from tests.fuzz.targets import Target
 from tests.support.made_entries import made_entry
 from tests.support.made_tokenizers import KINDS
-from tests.support.model_folders import write_model
+from tests.support.model_folders import settle, write_model
 from worker.engine.parity import Parity
 from worker.models.fetch import _check_weights
 from worker.models.gguf_header import check_gguf
@@ -87,16 +89,33 @@ def _read_tokenizer(data: bytes) -> None:
     TemplateTokenizer.load(folder)
 
 
-def _remembered(data: bytes) -> None:
-    """A damaged memory of digests is made again."""
+@cache
+def _remembering() -> tuple[Settings, ModelFolder, Path]:
+    """A model that was looked at, and the file that remembers its description."""
     settings = Settings(cache_dir=_folder("cache"))
-    model = write_model(settings.models_dir / "made")
-    right = read_model_folder("made", model)
-    for file in (settings.models_dir / ".digests").glob("*.json"):
-        file.write_bytes(data)
-    stored_models(settings)
-    if find_model("made", settings) != right:
+    settle(write_model(settings.models_dir / "made"))
+    described = find_model("made", settings)
+    [file] = (settings.models_dir / ".digests").glob("*.json")
+    return settings, described, file
+
+
+def _remembered(data: bytes) -> str:
+    """A damaged memory is made again; that of another format, folder or time is no memory."""
+    settings, right, file = _remembering()
+    file.write_bytes(data)
+    model_store._remembered.clear()
+    hashed: list[str] = []
+
+    def read(name: str, path: Path) -> ModelFolder:
+        hashed.append(name)
+        return read_model_folder(name, path)
+
+    with bounded(), patch.object(model_store, "read_model_folder", read):
+        stored_models(settings)
+        found = find_model("made", settings)
+    if hashed and found != right:
         raise Found("a description of another model")
+    return "made again" if hashed else "believed"
 
 
 def _gguf_bytes() -> bytes:
@@ -149,8 +168,6 @@ def _prefix_files(draw: st.DrawFn) -> bytes:
     length = struct.unpack("<Q", good[:8])[0]
     header = json.loads(good[8 : 8 + length])
     about = draw(edited_json([json.loads(header["__metadata__"]["about"])]))
-    from contract.canonical import digest
-
     text = about.decode("utf-8", "replace")
     header["__metadata__"] = {"about": text, "digest": digest(text)}
     changed = draw(edited_json([header])) if draw(st.booleans()) else json.dumps(header).encode()
@@ -184,7 +201,7 @@ def targets() -> tuple[Target, ...]:
         *(st.fixed_dictionaries({name: content}) for name, content in files.items()),
         st.fixed_dictionaries({"model.safetensors": edited([weights], BYTES)}),
     )
-    memory: list[Any] = [{"format": 3, "path": "/x", "stamp": [], "folder": {"eos_ids": [1]}}]
+    memory = [json.loads(_remembering()[2].read_text("utf-8"))]
     return (
         Target(
             name="model-folder",
@@ -204,7 +221,7 @@ def targets() -> tuple[Target, ...]:
             name="digests",
             about="the remembered descriptions of models",
             inputs=edited_json(memory),
-            run=lambda data: judged(lambda: _remembered(data)),
+            run=_remembered,
             short=60,
         ),
         Target(
