@@ -326,7 +326,9 @@ def _text_of(line: bytes, max_bytes: int, encoding: str) -> str:
     try:
         return line.decode(encoding)
     except UnicodeDecodeError as error:
-        raise InvalidInput("the line is no UTF-8", given=f"byte {error.start} of it") from error
+        raise InvalidInput(
+            "not a line of JSON", given=f"no UTF-8 at byte {error.start}", expected="UTF-8"
+        ) from error
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -87,8 +87,9 @@ def batch(
     )
 
     started = time.monotonic()
+    settings: Settings = ctx.obj
     jobs = _Jobs(
-        ctx.obj,
+        settings,
         use_cache=not no_cache,
         deadline=None if timeout is None else started + timeout,
     )
@@ -96,7 +97,7 @@ def batch(
         name = batch_name(chunks_of(source), template=template, use_cache=not no_cache, run=run)
         output = Output(target, name)
         # JSON may spell each byte of a variable with six characters, and has a frame around them.
-        longest = 6 * jobs.max_variables_bytes + 2**16
+        longest = 6 * settings.max_variables_bytes + 2**16
 
         def lines() -> Iterator[BatchLine | BadLine]:
             source.seek(0)
@@ -134,7 +135,6 @@ class _Jobs:
         from producer.validate import VariablesChecker
         from templates.registry import Registry
 
-        self.max_variables_bytes = settings.max_variables_bytes
         self._producer = Producer(settings)
         self._registry = Registry(connect(settings), settings)
         self._checker = VariablesChecker(settings.max_variables_bytes)

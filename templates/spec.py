@@ -29,7 +29,7 @@ from contract.job_store import MAX_DEADLINE_S
 from templates.placeholders import variables_in
 
 MAX_SPEC_BYTES = 4 * 2**20
-MAX_NODES = 50_000  # keys and values of one file
+MAX_NODES = 20_000  # keys and values of one file
 MAX_DIGITS = 64
 MAX_VARIABLES = 100
 _TEXT_TAG = "tag:yaml.org,2002:str"

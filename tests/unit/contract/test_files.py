@@ -37,9 +37,9 @@ def _make(kind: str, folder: Path) -> Path:
         ("pipe", "a pipe"),
         ("folder", "a folder"),
         ("device", "a device"),
-        ("socket", ""),  # cannot even be opened
-        ("loop", ""),
-        ("missing", ""),
+        ("socket", "No such device"),  # cannot even be opened
+        ("loop", "Too many"),
+        ("missing", "No such file"),
     ],
 )
 def test_what_is_no_regular_file_is_an_error_at_once(tmp_path: Path, kind: str, word: str) -> None:
