@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +21,7 @@ from contract.settings import Settings
 from local.redis_server import EmbeddedRedis
 from tests.support.kernels import share_kernels
 from tests.support.logins import Logins, enter_tenants, refusals, restricted_users
+from tests.support.markers import leaks
 from tests.support.tiny import make_tiny_llama
 from worker.openmp import wait_passively
 
@@ -47,6 +48,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if marker := item.get_closest_marker("unrestricted"):
                 item.add_marker(pytest.mark.skip(reason=marker.args[0]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """No log of any test holds what a test planted where users write (tests.support.markers)."""
+    report = yield
+    if report.when == "teardown" and report.passed:
+        found = leaks(item._report_sections, getattr(item, "funcargs", {}).get("tmp_path"))
+        if found:
+            report.outcome = "failed"
+            report.longrepr = f"a log or stderr holds {', '.join(found)}"
+    return report
 
 
 def _missing(reason: str) -> NoReturn:
