@@ -30,7 +30,8 @@ _ROLES: dict[Act, tuple[Role, ...]] = {
     Act.STALL_PRODUCER: ("producer",),
     Act.KILL_PRODUCER: ("producer",),
 }
-_LATER_S = 2.0  # an act that could be done to nobody is tried again so much later
+# An act that can be done to nobody now is tried again later, so many times.
+_LATER_S, _TRIES = 1.0, 20
 
 
 class Deeds:
@@ -68,7 +69,7 @@ class Deeds:
         self._order += 1
         heapq.heappush(self._due, (time.monotonic() + in_s, self._order, action))
 
-    def _do(self, deed: PlannedDeed, *, again: bool = True) -> None:
+    def _do(self, deed: PlannedDeed, *, tries: int = _TRIES) -> None:
         act = deed.act
         if act in (Act.RESTART_REDIS, Act.CRASH_REDIS):
             target = None
@@ -78,8 +79,8 @@ class Deeds:
             target = fit[int(deed.pick * len(fit))] if fit else None
             can = target is not None
         if not can:
-            if again:
-                self._at(_LATER_S, lambda: self._do(deed, again=False))
+            if tries > 1:
+                self._at(_LATER_S, lambda: self._do(deed, tries=tries - 1))
             return
         self.count[act] += 1
         self._stage.events.write(
