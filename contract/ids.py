@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from contract.errors import InvalidInput
 
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
-_JOB_ID = re.compile(rf"({_NAME.pattern})\.([0-9a-f]{{32}})")
+NAME = r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?"
+_NAME = re.compile(NAME)
+_JOB_ID = re.compile(rf"({NAME})\.([0-9a-f]{{32}})")
 
 
 def check_name(kind: str, value: str) -> str:
@@ -22,6 +23,11 @@ def check_name(kind: str, value: str) -> str:
             expected="1 to 64 of a-z, 0-9, '-' and '_', a letter or digit at both ends",
         )
     return value
+
+
+def is_name(value: str) -> bool:
+    """True for what `check_name` takes."""
+    return _NAME.fullmatch(value) is not None
 
 
 def new_job_id(tenant: str) -> str:

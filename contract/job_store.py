@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError
+from contract.errors import Conflict, InvalidInput, NotFound, OverLimit, PrefillqError
 from contract.types import Job, JobError, JobState, Result, Timings
 
-Refusal = Literal["ended", "cancelled", "expired", "leased", "delayed", "dead", "not_found"]
+Refusal = Literal[
+    "ended", "cancelled", "expired", "leased", "delayed", "limited", "dead", "not_found"
+]
 Renewal = Literal["ok", "cancel_requested", "lost"]
 StopReason = Literal["cancelled", "expired", "lost"]
+Held = tuple[str, int]  # a claimed job's id and its fence
 
 MAX_DEADLINE_S = 366 * 86_400.0
 MAX_KEY_CHARS = 256
@@ -67,7 +70,7 @@ class Doorbell:
     job_id: str
     queue: str
     state: JobState  # queued, or running with a lease that ran out
-    retried: bool = False  # queued after a failed attempt, so that no message is on its way
+    silent: bool = False  # queued without a message: tried before, or held back by a limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,15 @@ class Notice:
 
     tenant: str
     job_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimits:
+    """What a tenant may have at most; None is no limit."""
+
+    rate_per_s: float | None = None  # submits; a second's worth of them may come at once
+    max_queued: int | None = None
+    max_running: int | None = None
 
 
 class NoticeStream(Protocol):
@@ -119,7 +131,8 @@ class JobStore(Protocol):
     ) -> Submitted:
         """Write a `queued` record, or find the one first written under the key.
 
-        Raises Conflict when the key was used with other input, or when the queue is full.
+        Raises Conflict when the key was used with other input or the queue is full, OverLimit
+        when the tenant has as much as it may.
         """
         ...
 
@@ -139,8 +152,16 @@ class JobStore(Protocol):
         """Move the lease's end to `lease_s` seconds from now, while the fence is the newest."""
         ...
 
+    def renew_many(self, held: Sequence[Held], lease_s: float) -> list[Renewal | PrefillqError]:
+        """As `renew` for each, in one round trip; a refusal stands in its place, not raised."""
+        ...
+
     def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
-        """Why a running job should stop now; cheap enough to ask between decode steps."""
+        """Why a running job should stop now."""
+        ...
+
+    def stop_reasons(self, held: Sequence[Held]) -> list[StopReason | PrefillqError | None]:
+        """As `stop_reason` for each, in one round trip; a refusal stands in its place."""
         ...
 
     def commit(self, result: Result, fence: int) -> Result | None:
@@ -153,8 +174,11 @@ class JobStore(Protocol):
         """
         ...
 
-    def note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
-        """Add the seconds that a commit took, known only after it, to the result's timings."""
+    def note_commit(self, job_id: str, fence: int, commit_s: float) -> Doorbell | None:
+        """Add the seconds that a commit took, known only after it, to the result's timings.
+
+        Returns whom to ring for: a job of the tenant that was refused because too many ran.
+        """
         ...
 
     def overdue(self, tenant: str, *, limit: int) -> list[Doorbell]:
@@ -209,6 +233,14 @@ class JobStore(Protocol):
 
     def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
         """The state of each job in few round trips; None where there is no record."""
+        ...
+
+    def set_limits(self, tenant: str, limits: TenantLimits) -> None:
+        """From now on; jobs that are queued or running stay."""
+        ...
+
+    def limits(self, tenant: str) -> TenantLimits:
+        """As set last, or none."""
         ...
 
     def notices(self) -> NoticeStream:
@@ -337,6 +369,33 @@ def queue_full(job: Job, limit: int) -> Conflict:
         given="one more job",
         expected=f"at most {limit} waiting (limits.max_queue)",
         remedy="Submit again when workers have caught up.",
+    )
+
+
+def check_limits(limits: TenantLimits) -> None:
+    """Raise InvalidInput for what is no limit."""
+    rate, counts = limits.rate_per_s, (limits.max_queued, limits.max_running)
+    if rate is not None and not 1e-4 <= rate <= 1e6:
+        raise InvalidInput("not a rate", given=f"{rate!r:.40}", expected="0.0001 to 1e6 a second")
+    for count in counts:
+        if count is not None and not 0 <= count <= 10**9:
+            raise InvalidInput("not a limit", given=f"{count!r:.40}", expected="0 to 1000000000")
+
+
+def over_queued(tenant: str, limit: int) -> OverLimit:
+    return OverLimit(
+        f"{tenant} has as many queued jobs as it may",
+        given="one more job",
+        expected=f"at most {limit}",
+        remedy="Submit again when workers have caught up.",
+    )
+
+
+def over_rate(tenant: str, retry_after_s: float) -> OverLimit:
+    return OverLimit(
+        f"{tenant} submits faster than it may",
+        remedy=f"Submit again in {retry_after_s:.3g} s.",
+        retry_after_s=retry_after_s,
     )
 
 

@@ -6,7 +6,7 @@
 - who runs it: `attempt`, `fence`, `worker`, `lease_until`, `claim_token`
 - when it failed and may be tried again: `not_before`, `ended_attempt` (the fence of that attempt)
 - how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`, `dead`
-- book-keeping: `waiting` (name of the template's waiting set), `submits`
+- book-keeping: `submits`
 """
 
 from __future__ import annotations

@@ -20,6 +20,18 @@ from local.guard import Guard
 from worker.presence import list_workers
 
 _COMMAND = (sys.executable, "-m", "producer", "worker", "start")
+_PASSED_ON = (
+    "redis_url",
+    "redis_ca_file",
+    "redis_cert_file",
+    "redis_key_file",
+    "cache_dir",
+    "lease_s",
+    "result_ttl_s",
+    "max_result_bytes",
+    "max_attempts",
+    "dead_ttl_s",
+)
 _GRACE_S = 10  # from SIGTERM to SIGKILL, for a worker whose owner died
 
 
@@ -62,9 +74,11 @@ class WorkerProcess:
                 stderr=log,
                 env={
                     **os.environ,
-                    "PREFILLQ_REDIS_URL": self._settings.redis_url,
-                    "PREFILLQ_CACHE_DIR": str(self._settings.cache_dir),
-                    "PREFILLQ_LEASE_S": str(self._settings.lease_s),
+                    **{
+                        f"PREFILLQ_{name.upper()}": str(value)
+                        for name in _PASSED_ON
+                        if (value := getattr(self._settings, name)) is not None
+                    },
                     **self._env,
                 },
                 start_new_session=True,  # Ctrl-C reaches us; we stop it in order

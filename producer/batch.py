@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,14 @@ from typing import IO, Any, Protocol, TypeVar
 
 from contract.canonical import digest
 from contract.codec import check_plain
-from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError, SpecInvalid
+from contract.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    OverLimit,
+    PrefillqError,
+    SpecInvalid,
+)
 from contract.ids import parse_address
 from contract.types import JobState, Result
 
@@ -27,6 +35,7 @@ H = TypeVar("H", bound="Handle")
 Check = Callable[[str, Mapping[str, Any]], None]
 
 INVALID = "invalid"  # the status of a line that could not become a job
+_LONGEST_PAUSE_S = 5.0  # a limit may be raised while a batch waits for its turn
 _FIELDS = {"variables", "template", "id"}
 
 
@@ -233,14 +242,24 @@ def run_batch(
             try:
                 handle = submitter.submit(line, f"batch:{output.batch}:{line.index}")
                 break
-            except Conflict:  # perhaps the template's queue is full: make room, if it is ours
+            except Conflict as error:
+                if _waited(error):
+                    continue
                 if not running:
                     raise
-                drain(len(running) - 1)
+                drain(len(running) - 1)  # perhaps the queue is full: make room, if it is ours
         running[handle.id] = (handle, line)
         if len(running) >= window:
             drain(window // 2)
     drain(0)
+
+
+def _waited(error: Conflict) -> bool:
+    """True after the pause that a rate limit asks for."""
+    if not isinstance(error, OverLimit) or error.retry_after_s is None:
+        return False
+    time.sleep(min(error.retry_after_s, _LONGEST_PAUSE_S))
+    return True
 
 
 def _id(data: Mapping[str, Any]) -> str | int | None:

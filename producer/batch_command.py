@@ -48,6 +48,13 @@ _SHOWN = 20  # bad lines on a terminal; --json has all
     show_default=True,
     help="Jobs in flight at most.",
 )
+@option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Seconds to go on trying while Redis cannot be reached.",
+)
 @option("--timeout", type=click.FloatRange(min=0), help="Seconds after which to give up waiting.")
 @option("--no-cache", is_flag=True, help="Compute the prefix anew for each job, to compare.")
 @option("--skip-invalid", is_flag=True, help="Write bad lines as errors and run the others.")
@@ -61,6 +68,7 @@ def batch(
     out: Path,
     template: str | None,
     window: int,
+    patience: float,
     timeout: float | None,
     no_cache: bool,
     skip_invalid: bool,
@@ -80,6 +88,7 @@ def batch(
     jobs = _Jobs(
         ctx.obj,
         use_cache=not no_cache,
+        patience_s=patience,
         deadline=None if timeout is None else started + timeout,
     )
     with _source(file) as source, _locked(out) as target:
@@ -116,13 +125,17 @@ class _Jobs:
     Lines are checked against the version that their template's address names at the start.
     """
 
-    def __init__(self, settings: Settings, *, use_cache: bool, deadline: float | None) -> None:
+    def __init__(
+        self, settings: Settings, *, use_cache: bool, patience_s: float, deadline: float | None
+    ) -> None:
         from contract.redis_client import connect
         from producer.client import Producer
+        from producer.patience import Patience
         from producer.validate import VariablesChecker
         from templates.registry import Registry
 
-        self._producer = Producer(settings)
+        self._producer = Producer(settings, patience_s=patience_s)
+        self._patience = Patience(patience_s)
         self._registry = Registry(connect(settings), settings)
         self._checker = VariablesChecker(settings.max_variables_bytes)
         self._versions: dict[str, PublishedVersion] = {}  # by address
@@ -131,8 +144,10 @@ class _Jobs:
 
     def check(self, template: str, variables: Mapping[str, Any]) -> None:
         if template not in self._versions:
-            ref = self._registry.resolve(parse_address(template))
-            self._versions[template] = self._registry.get(ref)
+            registry, address = self._registry, parse_address(template)
+            self._versions[template] = self._patience.call(
+                lambda: registry.get(registry.resolve(address))
+            )
         self._checker.check(self._versions[template], variables)
 
     def submit(self, line: BatchLine, idempotency_key: str) -> JobHandle:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from contract.celery_app import make_celery, ring
 from contract.errors import RedisUnreachable
-from contract.redis_client import errors_explained, redacted
+from contract.redis_client import errors_explained
+from contract.redis_url import redacted
 from contract.settings import Settings
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ _SUMMARIES = {
     "demo": "Start Redis and a worker here, publish the examples, run jobs, show results, stop.",
     "models": "Fetch models and see which are at hand.",
     "templates": "Publish prompt templates and look after their versions.",
+    "tenants": "Make Redis users that reach one tenant's jobs and templates alone.",
     "worker": "Run workers and see what they hold.",
 }
 # What `pip install 'prefillq[worker]'` brings and the bare package lacks.

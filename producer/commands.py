@@ -12,6 +12,7 @@ from contract.console import emit_json, json_option, note, option, read_json_arg
 from contract.errors import InvalidInput, JobFailed, TimedOut
 from producer.batch_command import batch
 from producer.dead_command import dead
+from producer.patience import Patience
 
 if TYPE_CHECKING:  # these bring Redis and Celery, which help and completion do without
     from contract.settings import Settings
@@ -21,10 +22,10 @@ if TYPE_CHECKING:  # these bring Redis and Celery, which help and completion do 
 _FAILED = JobFailed.exit_code
 
 
-def _producer(settings: Settings) -> Producer:
+def _producer(settings: Settings, *, patience_s: float = 0.0) -> Producer:
     from producer.client import Producer
 
-    return Producer(settings)
+    return Producer(settings, patience_s=patience_s)
 
 
 @click.command()
@@ -52,6 +53,13 @@ def _producer(settings: Settings) -> Producer:
     show_default=True,
     help="Seconds to wait.",
 )
+@option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Seconds to go on trying while Redis cannot be reached.",
+)
 @option("--idempotency-key", metavar="KEY", help="Submitting again under it gives the same job.")
 @option("--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds the job may take.")
 @option("--no-cache", is_flag=True, help="Compute the prefix anew, to compare.")
@@ -65,6 +73,7 @@ def submit(
     given: str | None,
     wait: bool,
     timeout: float,
+    patience: float,
     idempotency_key: str | None,
     deadline: float | None,
     no_cache: bool,
@@ -81,8 +90,9 @@ def submit(
             "--vars is no JSON object", given=type(variables).__name__, expected='{"name": value}'
         )
     if pairs:
-        variables |= parse_pairs(pairs, _properties(settings, template))
-    handle = _producer(settings).submit(
+        properties = Patience(patience).call(lambda: _properties(settings, template))
+        variables |= parse_pairs(pairs, properties)
+    handle = _producer(settings, patience_s=patience).submit(
         template,
         variables,
         idempotency_key=idempotency_key,

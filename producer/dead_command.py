@@ -25,8 +25,17 @@ def _store(settings: Settings) -> JobStore:
     return RedisJobStore(connect(settings), settings)
 
 
+def _tenants(settings: Settings) -> list[str]:
+    from contract import keys
+    from contract.redis_client import connect, errors_explained, text
+
+    client: Any = connect(settings)  # redis-py types the reply as a value or an awaitable
+    with errors_explained(settings):
+        return sorted(text(name) for name in client.smembers(keys.TENANTS))
+
+
 @dead.command(name="list")
-@click.argument("tenant")
+@click.argument("tenant", required=False)
 @option("--template", help="Only jobs of this template.")
 @option(
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Jobs to look at."
@@ -34,21 +43,21 @@ def _store(settings: Settings) -> JobStore:
 @json_option
 @click.pass_obj
 def list_command(
-    settings: Settings, *, tenant: str, template: str | None, limit: int, as_json: bool
+    settings: Settings, *, tenant: str | None, template: str | None, limit: int, as_json: bool
 ) -> None:
-    """List the dead jobs of TENANT, the last to die first."""
+    """List the dead jobs of TENANT, or of all tenants, the last to die first."""
     from contract.ids import check_name
 
-    views = [
-        view
-        for view in _store(settings).dead(check_name("tenant", tenant), limit=limit)
-        if template in (None, view.job.ref.template)
-    ]
+    store = _store(settings)
+    names = _tenants(settings) if tenant is None else [check_name("tenant", tenant)]
+    found = [view for name in names for view in store.dead(name, limit=limit)]
+    found.sort(key=lambda view: view.finished_at or 0.0, reverse=True)
+    views = [view for view in found if template in (None, view.job.ref.template)][:limit]
     if as_json:
         emit_json([_described(view) for view in views])
         return
     if not views:
-        note(f"no dead jobs of {tenant}")
+        note(f"no dead jobs of {tenant or 'any tenant'}")
         return
     emit_table(
         ("job", "version", "attempts", "died", "error"),

@@ -101,7 +101,7 @@ def _side(settings: Settings, text: str) -> Side:
             return Side(name=text, spec=spec)
         return Side(name=text, spec=spec, prefix_ids=compiled.prefix_ids)
     registry = open_registry(settings)
-    version = registry.get(registry.resolve(parse_address(text)))
+    version = registry.get(registry.resolve(parse_address(text), with_retired=True))
     return Side(name=str(version.ref), spec=version.spec, prefix_ids=version.compiled.prefix_ids)
 
 
@@ -131,7 +131,7 @@ def export(
         places = {label: n for n, item in enumerate(versions) for label in item.labels}
         text = bundle_text([registry.get(item.ref).spec for item in versions], places)
     else:
-        text = spec_text(registry.get(registry.resolve(parsed)).spec)
+        text = spec_text(registry.get(registry.resolve(parsed, with_retired=True)).spec)
     if output is not None:
         try:
             output.write_text(text, "utf-8")

@@ -7,6 +7,7 @@ made again.
 
 from __future__ import annotations
 
+import logging
 import signal
 from functools import partial
 from typing import Any, ClassVar
@@ -18,9 +19,10 @@ from celery.worker import state as celery_state
 from celery.worker.request import Request
 
 from contract.celery_app import TASK_NAME, make_celery, make_queue, ring
-from contract.errors import PrefillqError, RedisUnreachable
+from contract.errors import InvalidInput, PrefillqError, RedisUnreachable
 from contract.logs import get_logger
 from worker import transport
+from worker.refusals import REFUSALS
 from worker.runner import JobReturned
 from worker.service import WorkerService
 
@@ -48,7 +50,7 @@ def register_task(app: Celery, service: WorkerService) -> None:
     def run(self: Task, *args: object, **kwargs: object) -> None:
         job_id = args[0] if len(args) == 1 and not kwargs else None
         if not isinstance(job_id, str):
-            log.warning("message_refused", error="the task takes one argument, a job's id")
+            REFUSALS.note("arguments", error="the task takes one argument, a job's id")
             return
         try:
             service.runner.run(job_id, delivery_tag=self.request.delivery_info.get("tag"))
@@ -59,10 +61,12 @@ def register_task(app: Celery, service: WorkerService) -> None:
             # Back to the queue: the job is as it was, and this message is its doorbell.
             log.warning("message_requeued", job_id=job_id, error=str(error))
             raise Reject(str(error), requeue=True) from error
+        except InvalidInput as error:
+            REFUSALS.note("arguments", error=error.problem)
         except PrefillqError as error:
-            # No job id, a damaged record, a Redis that is full: requeued at once it would come
+            # A damaged record, a Redis that is full: requeued at once it would come
             # back at once. If there is a job behind it, the janitor rings again.
-            log.warning("message_refused", job_id=repr(job_id)[:100], error=str(error))
+            log.warning("message_dropped", job_id=job_id, error=str(error))
 
 
 class ServiceStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -133,8 +137,12 @@ def run_worker(service: WorkerService, *, log_level: str) -> int:
     """Run until told to stop; returns the exit code. Raises what loading the model raised."""
     # Before Celery's worker: how many jobs it may take at once is what the engine can serve.
     service.load()
+    for chatty in ("celery.worker.strategy", "celery.app.trace"):
+        # Two lines for each message; the job's own line says more.
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     transport.install()
     app = make_celery(service.settings)
+    app.conf.worker_consumer = "worker.consumer:Consumer"
     app.prefillq_service = service
     register_task(app, service)
     app.steps["worker"].add(ServiceStep)

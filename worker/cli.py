@@ -224,6 +224,9 @@ def _show(description: dict[str, Any]) -> None:
         f"cache {cache['bytes'] / MIB:.0f} of {cache['max_bytes'] / MIB:.0f} MiB, "
         f"{cache['hits']} hits, {cache['misses']} misses{on_disk}"
     )
+    if refused := description.get("refused_messages"):
+        reasons = ", ".join(f"{one_line(why)} {count}" for why, count in sorted(refused.items()))
+        click.echo(f"  messages refused: {sum(refused.values())} ({reasons})")
     if admission := description.get("admission"):  # a worker of an older release has none
         click.echo(
             f"  proven in {admission['seconds']:.1f} s, scores within"

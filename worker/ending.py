@@ -54,10 +54,10 @@ class Shutdown:
     def _follow(self) -> None:
         self._asked.wait()
         log.info("worker_draining", running=self._leases.running, grace_s=self._grace_s)
-        in_time = not self._now.wait(self._grace_s)
+        grace_over = not self._now.wait(self._grace_s)
         # Also those claimed just before the request was seen.
         while running := self._leases.running:
-            log.info("jobs_returned", running=running, grace_over=in_time)
+            log.info("jobs_returned", running=running, grace_over=grace_over)
             self._leases.return_all()
             threading.Event().wait(0.2)
 

@@ -19,6 +19,7 @@ from contract.settings import Settings
 from templates.fill import fill
 from templates.registry import Registry
 from templates.version import PublishedVersion
+from worker.answer import JobAnswers
 from worker.catalog import Catalog, Served
 from worker.ending import DeviceLost, Shutdown, Watchdog
 from worker.identity import new_worker_id
@@ -30,6 +31,7 @@ from worker.periodic import Periodic
 from worker.prefix.cache import PrefixCache
 from worker.prefixes import PrefixService
 from worker.presence import Presence
+from worker.refusals import REFUSALS
 from worker.runner import JobRunner
 
 log = get_logger(__name__)
@@ -86,12 +88,14 @@ class WorkerService:
         self.runner = JobRunner(
             worker_id=self.worker_id,
             store=self.store,
-            versions=self.registry,
-            model=self.model,
-            engine=self.engine,
-            prefixes=self.prefixes,
+            answers=JobAnswers(
+                versions=self.registry,
+                model=self.model,
+                engine=self.engine,
+                prefixes=self.prefixes,
+                audit=self.options.audit,
+            ),
             leases=self.leases,
-            audit=self.options.audit,
             draining=lambda: self.shutdown.draining,
             device_lost=self._device_lost,
         )
@@ -109,6 +113,7 @@ class WorkerService:
 
         The model must be loaded. `ring` sends a message with a job's id to a queue.
         """
+        self.runner.ring = ring
         self.refresh()
         janitor = Janitor(
             client=self.client,
@@ -181,6 +186,7 @@ class WorkerService:
             "batch_size": self.engine.batch_size,
             "running": self.leases.running,
             "draining": self.shutdown.draining,
+            "refused_messages": REFUSALS.counts(),
             "templates": [f"{served.tenant}/{served.template}" for served in self.serving],
             "cache": {
                 "entries": stats.entries,

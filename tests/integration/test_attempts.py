@@ -87,7 +87,7 @@ def test_janitor_is_told_when_the_time_has_come(rig: Rig) -> None:
     assert overdue(rig) == []
     rig.advance(6)
     [bell] = rig.store.overdue("acme", limit=10)
-    assert (bell.job_id, bell.retried, bell.state) == (job_id, True, JobState.QUEUED)
+    assert (bell.job_id, bell.silent, bell.state) == (job_id, True, JobState.QUEUED)
     rig.store.rung([bell])
     assert overdue(rig) == []
     rig.advance(11)  # a lease later nobody has come
@@ -99,7 +99,7 @@ def test_rung_for_job_that_was_claimed_meanwhile_is_not_put_back(rig: Rig) -> No
     job_id = rig.submit()
     rig.advance(11)
     bells = rig.store.overdue("acme", limit=10)
-    assert [bell.retried for bell in bells] == [False]
+    assert [bell.silent for bell in bells] == [False]
     claim = rig.claim(job_id)
     rig.store.rung(bells)
     rig.store.commit(answer(claim), claim.job.fence)

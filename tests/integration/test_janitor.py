@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from contract import keys
+from contract.celery_app import make_celery, ring
+from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.ids import new_job_id
 from contract.records import RedisJobStore
 from contract.redis_client import Client
@@ -26,12 +29,14 @@ class Rig:
         self.client = client
         self.store = RedisJobStore(client, self.settings)
         self.rung: list[tuple[str, str]] = []
+        self.now = 0.0
         self.janitor = Janitor(
             client=client,
             settings=self.settings,
             store=self.store,
             worker_id=worker_id,
             ring=lambda queue, job_id: self.rung.append((queue, job_id)),
+            clock=lambda: self.now,
         )
         client.sadd(keys.TENANTS, "acme")
 
@@ -73,6 +78,35 @@ def test_running_job_under_a_lease_is_left_alone(rig: Rig) -> None:
     assert rig.sweep() == 0
 
 
+@pytest.mark.parametrize("error", [RedisUnreachable, RedisRefused])
+def test_after_an_outage_leases_have_time_to_be_renewed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: type[PrefillqError]
+) -> None:
+    """While Redis was away or full nobody could renew: a lease that ran out says nothing then.
+
+    A queued job has no lease, and is rung for at once.
+    """
+    running, queued = rig.submit(), rig.submit()
+    rig.store.claim(running, "alive", 0.02)
+    _until_overdue()
+    with monkeypatch.context() as away:
+        away.setattr(rig.store, "overdue", _raises(error("Redis is away")))
+        # A refusal is this tenant's alone; the others are swept.
+        with pytest.raises(error) if error is RedisUnreachable else nullcontext():
+            rig.sweep()
+    assert (rig.sweep(), rig.rung) == (1, [(QUEUE, queued)])
+    rig.now += rig.settings.lease_s
+    rig.client.zrem(keys.queued("acme"), queued)
+    assert (rig.sweep(), rig.rung[1:]) == (1, [(QUEUE, running)])
+
+
+def _raises(error: Exception) -> Any:
+    def act(*_args: object, **_kwargs: object) -> Any:
+        raise error
+
+    return act
+
+
 def test_queued_job_without_a_message_is_rung_for(rig: Rig) -> None:
     """Case Q2: a message in no key; the queue is empty and the record is old."""
     job_id = rig.submit()
@@ -85,6 +119,29 @@ def test_queued_job_in_a_queue_with_messages_waits_for_its_turn(rig: Rig) -> Non
     """A backlog is not rung for: each of its jobs has a message of its own."""
     rig.submit()
     rig.client.lpush(keys.messages(QUEUE), b"message")
+    _until_overdue()
+    assert rig.sweep() == 0
+
+
+def test_message_lost_behind_a_backlog_is_found_by_the_next_in_line(rig: Rig) -> None:
+    """The queue never runs empty, but its next message is of a job that came later."""
+    lost = rig.submit()
+    later = f"acme.{int(lost[-32:-20], 16) + 5000:012x}{'0' * 20}"
+    app = make_celery(rig.settings)
+    ring(app, QUEUE, later)
+    app.close()
+    _until_overdue()
+    assert rig.sweep() == 1
+    assert rig.rung == [(QUEUE, lost)]
+
+
+def test_next_message_of_an_earlier_job_says_nothing(rig: Rig) -> None:
+    """The job's own message may stand behind it."""
+    job_id = rig.submit()
+    earlier = f"acme.{int(job_id[-32:-20], 16) - 5000:012x}{'0' * 20}"
+    app = make_celery(rig.settings)
+    ring(app, QUEUE, earlier)
+    app.close()
     _until_overdue()
     assert rig.sweep() == 0
 

@@ -181,13 +181,39 @@ def test_a_renewed_lease_lasts_longer(rig: Rig) -> None:
     assert rig.store.commit(answer(claim), claim.job.fence)
 
 
+def test_many_leases_are_renewed_and_looked_at_together(rig: Rig) -> None:
+    """In the order asked, each with its own answer; one that is lost hides no other."""
+    kept, lost, cancelled = (rig.claim(rig.submit(), lease_s=10) for _ in range(3))
+    rig.store.cancel(cancelled.job.id)
+    held = [(claim.job.id, claim.job.fence) for claim in (kept, lost, cancelled)]
+    held[1] = (lost.job.id, lost.job.fence + 1)
+    assert rig.store.stop_reasons(held) == [None, "lost", "cancelled"]
+    rig.advance(8)
+    assert rig.store.renew_many(held, 10) == ["ok", "lost", "cancel_requested"]
+    rig.advance(8)
+    assert rig.refusal(kept.job.id) == "leased"
+    assert rig.store.renew_many([], 10) == rig.store.stop_reasons([]) == []
+
+
+def test_a_damaged_record_is_refused_in_its_place(rig_settings: Settings, client: Any) -> None:
+    """The leases around it are renewed."""
+    rig = redis_rig(client, rig_settings)
+    damaged, whole = (rig.claim(rig.submit(), lease_s=10) for _ in range(2))
+    client.delete(keys.job(damaged.job.id))
+    client.set(keys.job(damaged.job.id), "no hash")
+    held = [(claim.job.id, claim.job.fence) for claim in (damaged, whole)]
+    for replies in (rig.store.renew_many(held, 10), rig.store.stop_reasons(held)):
+        assert isinstance(replies[0], RedisRefused)
+        assert replies[1] in ("ok", None)
+
+
 def test_a_lost_lease_is_not_renewed(rig: Rig) -> None:
     """Once somebody else has claimed the job, or it has ended, its old holder is told."""
     claim = rig.claim(rig.submit(), lease_s=10)
     rig.advance(11)
     newer = rig.claim(claim.job.id, "w2")
     assert rig.store.renew(claim.job.id, claim.job.fence, 10) == "lost"
-    assert rig.store.stop_reason(claim.job.id, claim.job.fence) == "lost"
+    assert rig.stop_reason(claim.job.id, claim.job.fence) == "lost"
     assert not rig.store.release(claim.job.id, claim.job.fence)
     assert rig.store.commit(answer(newer), newer.job.fence)
     assert rig.store.renew(claim.job.id, newer.job.fence, 10) == "lost"
@@ -243,7 +269,7 @@ def test_a_workers_own_clock_decides_nothing(
         monkeypatch.setattr(time, "time", lambda skew=skew: real() + skew)
         assert rig.refusal(job_id) == "leased"
         assert rig.store.renew(job_id, claim.job.fence, 60) == "ok"
-        assert rig.store.stop_reason(job_id, claim.job.fence) is None
+        assert rig.stop_reason(job_id, claim.job.fence) is None
         created_at = rig.store.get(rig.submit()).job.created_at
         assert created_at == pytest.approx(real(), abs=5)
 
@@ -284,10 +310,10 @@ def test_a_queued_job_is_cancelled_before_it_starts(rig: Rig) -> None:
 def test_a_running_job_is_asked_to_stop(rig: Rig) -> None:
     """Case Q15: the worker sees the request in its checks, and its own result ends the job."""
     claim = rig.claim(rig.submit())
-    assert rig.store.stop_reason(claim.job.id, claim.job.fence) is None
+    assert rig.stop_reason(claim.job.id, claim.job.fence) is None
     assert rig.store.cancel(claim.job.id) is JobState.RUNNING
     assert rig.store.get(claim.job.id).cancel_requested
-    assert rig.store.stop_reason(claim.job.id, claim.job.fence) == "cancelled"
+    assert rig.stop_reason(claim.job.id, claim.job.fence) == "cancelled"
     assert rig.store.renew(claim.job.id, claim.job.fence, 10) == "cancel_requested"
     assert rig.store.commit(answer(claim, status=JobState.CANCELLED), claim.job.fence)
     assert rig.store.get(claim.job.id).state is JobState.CANCELLED
@@ -343,7 +369,7 @@ def test_a_deadline_that_passes_mid_decode_stops_the_worker(rig: Rig) -> None:
     """Case Q16: the worker's check says `expired`; while it holds the lease, it ends the job."""
     claim = rig.claim(rig.submit(deadline_s=30), lease_s=60)
     rig.advance(31)
-    assert rig.store.stop_reason(claim.job.id, claim.job.fence) == "expired"
+    assert rig.stop_reason(claim.job.id, claim.job.fence) == "expired"
     assert rig.store.states([claim.job.id]) == [JobState.RUNNING]
     assert rig.store.commit(answer(claim, status=JobState.EXPIRED), claim.job.fence)
     assert rig.store.states([claim.job.id]) == [JobState.EXPIRED]
@@ -491,7 +517,7 @@ def test_a_result_is_kept_for_its_time_and_then_not_found(rig: Rig) -> None:
             assert caught.value.exit_code == 4
         assert rig.store.states([job_id]) == [None]
         assert rig.refusal(job_id) == "not_found"
-        assert rig.store.stop_reason(job_id, 1) == "lost"
+        assert rig.stop_reason(job_id, 1) == "lost"
         assert not rig.store.commit(answer(claim), 1)
 
 
@@ -611,7 +637,7 @@ def test_scripts_touch_only_keys_of_the_tenant(rig_settings: Settings, client: A
             rig.submit(idempotency_key="k", max_queue=5)
             claim = rig.claim(job_id)
             rig.store.renew(job_id, claim.job.fence, 10)
-            rig.store.stop_reason(job_id, claim.job.fence)
+            rig.stop_reason(job_id, claim.job.fence)
             rig.store.release(job_id, claim.job.fence)
             claim = rig.claim(job_id)
             assert rig.store.commit(answer(claim), claim.job.fence)

@@ -32,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--template", action="append", default=[], metavar="PATTERN")
     add("--batch", type=int, default=4, help="jobs at once")
     add("--answer", help="the text of every answer; default: a digest of the prompt")
+    add("--answer-chars", type=int, help="the length of every answer")
     add("--tokens", type=int, default=4, help="tokens of every answer")
     add("--seconds-per-token", type=float, default=0.0)
     add("--prefill-s", type=float, default=0.0, help="seconds that a version's prefix takes")

@@ -184,6 +184,11 @@ class Proxy:
         self._stalled.clear()
         self._muted, self._bytes_per_s, self._delay_s = False, None, 0.0
 
+    def freeze(self) -> None:
+        """The connections that there are go half-open, for good; new ones work."""
+        for link in list(self._links):
+            link.frozen = True
+
     def mute(self) -> None:
         """New connections are accepted and never answered; the others go on."""
         self._muted = True
@@ -193,7 +198,7 @@ class Proxy:
         self._bytes_per_s = bytes_per_s
 
     def delay(self, seconds: float) -> None:
-        """Every reply comes so much later."""
+        """Whatever the server sends at once comes so much later."""
         self._delay_s = seconds
 
     def drop(self) -> None:
@@ -285,7 +290,7 @@ class Proxy:
         reader, (_, writer) = link.client[0], link.server
         splitter = Splitter()
         while data := await reader.read(1 << 16):
-            await self._gate("requests")
+            await self._gate("requests", link)
             for request in splitter.feed(data):
                 self._requests.append(words(request))
                 rule = self._rule_for(request)
@@ -303,15 +308,15 @@ class Proxy:
             await self._send(writer, data)
 
         while data := await reader.read(1 << 16):
+            if self._delay_s:
+                await asyncio.sleep(self._delay_s)
             for reply in splitter.feed(data):
-                await self._gate("replies")
+                await self._gate("replies", link)
                 answers_one = link.pending and not reply.startswith(b">")
                 rule = link.pending.popleft() if answers_one else None
                 passed = reply
                 if rule is not None and rule.reply_holds in reply and self._take(rule):
                     passed = await rule.action.run(rule, reply, send)
-                if self._delay_s:
-                    await asyncio.sleep(self._delay_s)
                 await send(passed)
 
     def _rule_for(self, request: bytes) -> Rule | None:
@@ -329,8 +334,8 @@ class Proxy:
         rule.count()
         return True
 
-    async def _gate(self, direction: Direction) -> None:
-        while direction in self._stalled:  # noqa: ASYNC110 - as above
+    async def _gate(self, direction: Direction, link: _Link) -> None:
+        while direction in self._stalled or link.frozen:  # noqa: ASYNC110 - as above
             await asyncio.sleep(_TICK_S)
 
     async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
@@ -354,6 +359,7 @@ class _Link:
     client: _Ends
     task: asyncio.Task[Any]
     muted: bool
+    frozen: bool = False
     server: Any = None  # _Ends, once connected
     pending: deque[Rule | None] = field(default_factory=deque)  # one per unanswered request
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from contract import keys
 from contract.ids import new_job_id
 from contract.job_store import Claimed, JobStore, Refused
 from contract.memory_store import MemoryJobStore
@@ -28,13 +29,18 @@ class Rig:
     def submit(self, **terms: Any) -> str:
         ref = terms.pop("ref", REF)
         terms.setdefault("input_digest", "i" * 64)
-        job = Job(id=new_job_id(ref.tenant), ref=ref, variables={"ticket": "refund?"})
+        queue = keys.queue(ref.tenant, ref.template, "m" * 64)
+        job = Job(id=new_job_id(ref.tenant), ref=ref, queue=queue, variables={"ticket": "refund?"})
         return self.store.submit(job, **terms).job_id
 
     def claim(self, job_id: str, worker: str = "w1", lease_s: float = 10.0) -> Claimed:
         claim = self.store.claim(job_id, worker, lease_s)
         assert isinstance(claim, Claimed), claim
         return claim
+
+    def stop_reason(self, job_id: str, fence: int) -> str | None:
+        [reason] = self.store.stop_reasons([(job_id, fence)])
+        return reason
 
     def refusal(self, job_id: str) -> str:
         claim = self.store.claim(job_id, "w2", 10.0)
@@ -70,7 +76,14 @@ def _age_all(client: Any, seconds: float) -> None:
     for key in client.keys("pq:acme:*"):
         kind = client.type(key)
         if kind == b"hash":
-            for name in ("created_at", "deadline_at", "lease_until", "finished_at", "not_before"):
+            for name in (
+                "created_at",
+                "deadline_at",
+                "lease_until",
+                "finished_at",
+                "not_before",
+                "at",
+            ):
                 if (value := client.hget(key, name)) is not None:
                     client.hset(key, name, f"{float(value) - seconds:.6f}")
         if kind == b"zset":

@@ -36,8 +36,9 @@ class ScriptedEngine(FakeEngine):
     name = "scripted"
 
     def __init__(self, options: argparse.Namespace, tokenizer: TemplateTokenizer) -> None:
+        answer = "x" * options.answer_chars if options.answer_chars else options.answer
         super().__init__(
-            answer=None if options.answer is None else lambda _: str(options.answer),
+            answer=None if answer is None else lambda _: str(answer),
             prefill_s=options.prefill_s,
             batch_size=options.batch,
         )

@@ -176,6 +176,14 @@ def test_a_stalled_connection_is_half_open(
     assert through.ping()
 
 
+def test_frozen_connections_stay_half_open_and_new_ones_work(proxy: Proxy, through: Any) -> None:
+    """What a firewall does that has forgotten its connections."""
+    proxy.freeze()
+    with pytest.raises(redis.TimeoutError):
+        through.ping()
+    assert through.ping()
+
+
 def test_new_connections_can_be_muted(proxy: Proxy, through: Any) -> None:
     """An old connection goes on; a new one is accepted and hears nothing."""
     proxy.mute()

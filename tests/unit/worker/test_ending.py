@@ -35,8 +35,8 @@ def test_jobs_have_the_grace_period_to_end_in(leases: LeaseKeeper) -> None:
         shutdown.request()
         assert shutdown.draining
         time.sleep(0.1)
-        assert lease.known_stop is None
-        until(lambda: lease.known_stop == "returned")
+        assert lease.stop_reason() is None
+        until(lambda: lease.stop_reason() == "returned")
 
 
 def test_second_request_returns_the_jobs_at_once(leases: LeaseKeeper) -> None:
@@ -45,7 +45,7 @@ def test_second_request_returns_the_jobs_at_once(leases: LeaseKeeper) -> None:
     with leases.hold("acme." + "0" * 32, 1) as lease:
         shutdown.request()
         shutdown.request()
-        until(lambda: lease.known_stop == "returned")
+        until(lambda: lease.stop_reason() == "returned")
 
 
 def test_request_at_once_needs_no_second(leases: LeaseKeeper) -> None:
@@ -53,7 +53,7 @@ def test_request_at_once_needs_no_second(leases: LeaseKeeper) -> None:
     shutdown = Shutdown(leases, grace_s=3600)
     with leases.hold("acme." + "0" * 32, 1) as lease:
         shutdown.request(at_once=True)
-        until(lambda: lease.known_stop == "returned")
+        until(lambda: lease.stop_reason() == "returned")
 
 
 def test_job_claimed_just_before_is_returned_too(leases: LeaseKeeper) -> None:
@@ -63,10 +63,10 @@ def test_job_claimed_just_before_is_returned_too(leases: LeaseKeeper) -> None:
     first = leases.hold("acme." + "0" * 32, 1)
     held.append(first.__enter__())
     shutdown.request()
-    until(lambda: held[0].known_stop == "returned")
+    until(lambda: held[0].stop_reason() == "returned")
     second = leases.hold("acme." + "1" * 32, 1)
     held.append(second.__enter__())
-    until(lambda: held[1].known_stop == "returned")
+    until(lambda: held[1].stop_reason() == "returned")
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
 

@@ -126,7 +126,7 @@ def test_returned_job_is_released_and_its_attempt_not_counted(make_stack: Any) -
             stack.leases.return_all()
             return super().generate(request)
 
-    stack.runner._engine = Ends()
+    stack.runner._answers.engine = Ends()
     job_id = stack.submit()
     with pytest.raises(JobReturned):
         stack.runner.run(job_id)
@@ -144,5 +144,5 @@ def test_job_that_ends_just_as_it_is_returned_is_committed(make_stack: Any) -> N
             stack.leases.return_all()
             return generation
 
-    stack.runner._engine = EndsAfter()
+    stack.runner._answers.engine = EndsAfter()
     assert stack.runner.run(stack.submit()).status is JobState.SUCCEEDED

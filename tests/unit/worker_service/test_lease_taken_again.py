@@ -17,7 +17,7 @@ def test_end_of_the_former_run_leaves_the_new_lease_alone(make_stack: Any) -> No
         lease = held.__enter__()
         assert stack.leases.running == 2
         stack.leases.renew_all()
-        assert (lost.known_stop, lease.known_stop) == ("lost", None)
+        assert (lost.stop_reason(), lease.stop_reason()) == ("lost", None)
     stack.clock.now += 45
     stack.leases.renew_all()
     stack.clock.now += 45
