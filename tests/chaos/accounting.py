@@ -52,7 +52,7 @@ class Account:
     """All jobs by how they ended, and what is wrong."""
 
     submits: int = 0  # calls, repetitions included
-    refusals: int = 0  # of calls, by a Redis that was away
+    refusals: Counter[str] = field(default_factory=Counter)  # of calls, by error code
     given_up: int = 0  # keys whose producer was told that nothing was enqueued, and believed it
     accepted: int = 0  # jobs
     outcomes: Counter[Outcome] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class Account:
     def to_dict(self) -> dict[str, Any]:
         return {
             "submits": self.submits,
-            "refusals": self.refusals,
+            "refusals": dict(self.refusals),
             "given_up": self.given_up,
             "accepted": self.accepted,
             "outcomes": dict(self.outcomes),
@@ -112,7 +112,9 @@ def judge(evidence: Evidence) -> Account:
                 if record.dead:
                     account.dead_by[promise.kind] += 1
             account.faults += _faults_of_job(job_id, promise, record, lines[job_id], evidence)
-    account.refusals = sum(entry["event"] == "refused" for entry in evidence.ledger)
+    account.refusals = Counter(
+        entry["error"] for entry in evidence.ledger if entry["event"] == "refused"
+    )
     account.faults += [
         Fault(kind="phantom", what=record.job_id, detail="nobody submitted it")
         for record in evidence.records.values()

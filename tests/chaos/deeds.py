@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tests.chaos.plan import Act, PlannedDeed
 from tests.chaos.recovery import Recoveries
 from tests.chaos.stage import Actor, Role, Stage
-from tests.support.proxy import Rule, cut_reply, cut_request
+from tests.support.proxy import Action, Rule, cut_reply, cut_request
 
 _WORKERS: tuple[Role, ...] = ("fake", "real")
 # Each act on an actor, by whom it is done to. What is not here is done to Redis.
@@ -30,7 +30,8 @@ _ROLES: dict[Act, tuple[Role, ...]] = {
     Act.STALL_PRODUCER: ("producer",),
     Act.KILL_PRODUCER: ("producer",),
 }
-_LATER_S = 2.0  # an act that could be done to nobody is tried again so much later
+# An act that can be done to nobody now is tried again later, so many times.
+_LATER_S, _TRIES = 1.0, 20
 
 
 class Deeds:
@@ -68,7 +69,7 @@ class Deeds:
         self._order += 1
         heapq.heappush(self._due, (time.monotonic() + in_s, self._order, action))
 
-    def _do(self, deed: PlannedDeed, *, again: bool = True) -> None:
+    def _do(self, deed: PlannedDeed, *, tries: int = _TRIES) -> None:
         act = deed.act
         if act in (Act.RESTART_REDIS, Act.CRASH_REDIS):
             target = None
@@ -78,8 +79,8 @@ class Deeds:
             target = fit[int(deed.pick * len(fit))] if fit else None
             can = target is not None
         if not can:
-            if again:
-                self._at(_LATER_S, lambda: self._do(deed, again=False))
+            if tries > 1:
+                self._at(_LATER_S, lambda: self._do(deed, tries=tries - 1))
             return
         self.count[act] += 1
         self._stage.events.write(
@@ -124,16 +125,23 @@ class Deeds:
                 # that of the client's own second try.
                 mark = f"-{actor.pid}-".encode() if deed.pick < 0.5 else b"succeeded"
                 times = 1 + (deed.pick % 0.5 < 0.25)
-                self._rules.append(proxy.on("EVALSHA", cut_reply, holds=mark, times=times))
+                self._cut(actor, cut_reply, holds=mark, times=times)
             case Act.LOSE_MESSAGE:
                 self._rules.append(proxy.on("BRPOP", cut_reply, reply_holds=b"prefillq.run"))
             case Act.CUT_SUBMIT:
                 # Perhaps also of the client's own second try; then perhaps it cannot take the job
                 # back either.
                 times = 1 + (deed.pick < 0.7)
-                self._rules.append(proxy.on("EVALSHA", cut_reply, holds=b"use_cache", times=times))
+                self._cut(actor, cut_reply, holds=b"use_cache", times=times)
                 if deed.pick < 0.4:
-                    self._rules.append(proxy.on("EVALSHA", cut_request, holds=b":idem:", times=2))
+                    self._cut(actor, cut_request, holds=b":idem:", times=2)
+
+    def _cut(self, actor: Actor, action: Action, *, holds: bytes, times: int) -> None:
+        """At the next calls of a script with this in it."""
+        self._rules += [
+            actor.proxy.on(command, action, holds=holds, times=times)
+            for command in ("EVALSHA", "FCALL")
+        ]
 
     def _restart_redis(self, deed: PlannedDeed) -> None:
         self._redis_is_down = True

@@ -77,7 +77,7 @@ class Archive:
     def records(self) -> dict[str, Record]:
         """Every job's record there is, whoever its producer was."""
         found = {}
-        for key in self._client.scan_iter(match=f"{keys.PREFIX}*:job:*", count=1000):
+        for key in self._client.scan_iter(match=keys.job("*.*"), count=1000):
             tenant, _, rest = text(key).removeprefix(keys.PREFIX).partition(":job:")
             if fields := self._client.hgetall(key):
                 job_id = f"{tenant}.{rest}"
@@ -102,8 +102,8 @@ class Archive:
     def indexed(self) -> frozenset[str]:
         """Job ids in the sets of those that wait and those that run."""
         found: set[str] = set()
-        for kind in ("queued", "running", "template:*:waiting"):
-            for key in self._client.scan_iter(match=f"{keys.PREFIX}*:{kind}", count=1000):
+        for pattern in (keys.queued("*"), keys.running("*"), keys.waiting("*", "*")):
+            for key in self._client.scan_iter(match=pattern, count=1000):
                 found.update(text(member) for member in self._client.zrange(key, 0, -1))
         return frozenset(found)
 

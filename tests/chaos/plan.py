@@ -15,6 +15,7 @@ LEASE_S = 4.0  # the shortest allowed: more leases run out in a minute
 MAX_ATTEMPTS = 4
 
 TEMPLATES = ("acme/notes", "acme/mail", "globex/notes", "initech/forms")
+FIRST_PRODUCER = "producer-1"
 OWN = "roll"  # tenant of the templates that one worker alone serves, named after it
 
 # Texts on which the fake workers act; see tests.support.fake_worker.
@@ -63,10 +64,10 @@ def planned_job(seed: int, producer: str, number: int, *, own: tuple[str, ...] =
     key = f"{producer}-{number}"
     rng = random.Random(f"{seed}/{key}")
     kinds = tuple(Kind)
-    # The first ones have every kind once, so that the shortest run has them all.
+    # One producer's first have every kind once, so that the shortest run has them all.
     [kind] = (
         [kinds[number]]
-        if number < len(kinds)
+        if producer == FIRST_PRODUCER and number < len(kinds)
         else rng.choices(list(_KIND_WEIGHTS), list(_KIND_WEIGHTS.values()))
     )
     work_s = rng.uniform(1.3, 1.7) * LEASE_S if kind is Kind.LONG else rng.expovariate(3.0)

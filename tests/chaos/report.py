@@ -44,7 +44,7 @@ class Report:
         for act in Act:
             yield f"{act:16} {data['deeds'].get(act, 0)}"
         yield ""
-        yield f"submits          {jobs['submits']}, {jobs['refusals']} refused while Redis was away"
+        yield f"submits          {jobs['submits']}, refused {jobs['refusals']}"
         yield f"accepted         {jobs['accepted']} jobs"
         for outcome, count in sorted(jobs["outcomes"].items()):
             yield f"  {outcome:14} {count}"

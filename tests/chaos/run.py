@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract.errors import PrefillqError, TimedOut
+from contract.errors import TimedOut
 from contract.model_folder import ModelFolder
 from contract.types import JobState
 from producer.client import Producer
@@ -19,7 +19,6 @@ from tests.chaos.plan import OWN, TEMPLATES, planned_deeds, planned_job
 from tests.chaos.recovery import Recoveries
 from tests.chaos.report import Report, make_report
 from tests.chaos.stage import Actor, Stage, open_stage, own_template
-from worker.presence import list_workers
 
 _TICK_S = 0.02
 _START_S = 120.0
@@ -69,7 +68,9 @@ class _Run:
 
     def all(self) -> Report:
         stage, options = self._stage, self._options
-        self._until(self._all_report, within_s=_START_S, what="the workers to start")
+        self._until(self._all_work, within_s=_START_S, what="the workers to start")
+        for producer in stage.of("producer"):
+            producer.retired = False
         self._say("started: everything is broken from now on")
         stage.events.write("begun", seconds=options.seconds, seed=options.seed)
         began = time.monotonic()
@@ -112,16 +113,8 @@ class _Run:
                 raise TimedOut(f"waited for {what}", expected=f"within {within_s:g} s")
             self._step()
 
-    def _all_report(self) -> bool:
-        """Whether every worker's present life says that it is there."""
-        workers = self._stage.of("fake", "real")
-        if not all(worker.process for worker in workers):
-            return False
-        try:
-            reported = {it["pid"] for it in list_workers(self._client, self._stage.settings)}
-        except PrefillqError:
-            return False
-        return reported >= {worker.pid for worker in workers}
+    def _all_work(self) -> bool:
+        return all(worker.up for worker in self._stage.of("fake", "real"))
 
     def _drain(self) -> float:
         """Let the producers settle all that they began; the seconds until they had."""
@@ -151,7 +144,7 @@ class _Run:
         """Every worker must do a job that no other worker is given."""
         workers = self._stage.of("fake", "real")
         try:
-            self._until(self._all_report, within_s=_START_S, what="the workers to be back")
+            self._until(self._all_work, within_s=_START_S, what="the workers to be back")
         except TimedOut as error:
             self._faults.append(Fault(kind="idle", what="workers", detail=str(error)))
         with Producer(self._stage.settings) as producer:

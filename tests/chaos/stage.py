@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from contract.errors import PrefillqError
 from contract.model_folder import ModelFolder
 from contract.redis_client import Client, connect
 from contract.settings import Settings
@@ -27,6 +28,7 @@ from tests.support.fakes import FakeWorker
 from tests.support.kernels import share_kernels
 from tests.support.proxy import Proxy
 from tests.support.templates import make_spec, publish
+from worker.presence import list_workers
 
 Role = Literal["fake", "real", "producer"]
 
@@ -35,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 # Seconds that the workers' clocks are off; see tests.support.fake_worker.
 CLOCK_OFFSETS = (0.0, 300.0, -120.0)
 _RESTART_S = (0.1, 0.5)
+_LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +60,18 @@ class Actor:
     build: Callable[[Path], WorkerProcess]
     process: WorkerProcess | None = None  # None until it is started again
     lives: list[Life] = field(default_factory=list)
+    up: bool = False  # a worker that has reported itself
     paused: bool = False
     told_to_end: bool = False  # by SIGTERM
     killed: bool = False  # by us
-    retired: bool = False  # what ends now stays ended
+    retired: bool = False  # what has ended stays ended
     starts_at: float = 0.0
 
     @property
     def fit(self) -> bool:
-        """Whether it runs and nobody has done anything to its process yet."""
-        alive = self.process is not None and self.process.process is not None
-        return alive and not (self.paused or self.told_to_end or self.killed)
+        """Whether it works and nobody has done anything to its process yet."""
+        works = self.process is not None and (self.up or self.role == "producer")
+        return works and not (self.paused or self.told_to_end or self.killed)
 
     @property
     def pid(self) -> int:
@@ -86,6 +90,8 @@ class Stage:
         self.events = events
         self.actors: list[Actor] = []
         self._random = random.Random()
+        self._client = self.client()
+        self._look_at = 0.0
 
     @property
     def lives(self) -> list[Life]:
@@ -99,12 +105,23 @@ class Stage:
         return connect(self.settings, timeout_s=0.5)
 
     def tend(self) -> None:
-        """Note what has ended, and start it again."""
+        """Note what has ended, start it again, and see who works."""
         for actor in self.actors:
             if actor.process is not None:
                 self._note_end(actor, actor.process)
             if actor.process is None and not actor.retired and time.monotonic() >= actor.starts_at:
                 self._start(actor)
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_S
+            self._see_who_works()
+
+    def _see_who_works(self) -> None:
+        try:
+            reported = {worker["pid"] for worker in list_workers(self._client, self.settings)}
+        except PrefillqError:
+            return  # Redis is away: what worked still does
+        for actor in self.of("fake", "real"):
+            actor.up = actor.up or (actor.process is not None and actor.pid in reported)
 
     def tell_to_end(self, actor: Actor) -> None:
         """SIGTERM."""
@@ -125,7 +142,7 @@ class Stage:
         )  # fmt: skip
         actor.process = None
         actor.starts_at = time.monotonic() + self._random.uniform(*_RESTART_S)
-        actor.paused = actor.told_to_end = actor.killed = False
+        actor.up = actor.paused = actor.told_to_end = actor.killed = False
 
     def _start(self, actor: Actor) -> None:
         log_path = self.folder / f"{actor.name}.{len(actor.lives):03d}.log"
@@ -151,6 +168,13 @@ class Stage:
                 actor.killed = True
                 actor.process.kill()
         self.tend()
+
+    def close(self) -> None:
+        """Kill what is left."""
+        for actor in self.actors:
+            if actor.process is not None:
+                actor.process.kill()
+        self._client.close()
 
 
 @contextmanager
@@ -186,7 +210,7 @@ def open_stage(
             for address in (*TEMPLATES, *own):
                 tenant, name = address.split("/")
                 publish(registry, make_spec(name, tenant=tenant), model)
-        stack.callback(_kill_all, stage)
+        stack.callback(stage.close)
         yield stage
 
 
@@ -244,10 +268,5 @@ def _add_producer(stage: Stage, stack: ExitStack, name: str, options: list[str])
             command=(sys.executable, "-m", "tests.chaos.producing"),
         )
 
-    stage.actors.append(Actor(name=name, role="producer", proxy=proxy, build=build))
-
-
-def _kill_all(stage: Stage) -> None:
-    for actor in stage.actors:
-        if actor.process is not None:
-            actor.process.kill()
+    # Retired until the workers are there.
+    stage.actors.append(Actor(name=name, role="producer", proxy=proxy, build=build, retired=True))
