@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from contract.canonical import canonical_json, digest
 from contract.errors import ModelError
@@ -125,7 +125,7 @@ def tokenizer_digest(path: Path, name: str, chat_template: str) -> str:
 def file_digest(path: Path) -> str:
     """sha256 (hex) of a regular file. Raises OSError."""
     with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
 
 
 def _digests(files: list[Path], name: str) -> dict[str, str]:

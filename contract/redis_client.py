@@ -82,11 +82,11 @@ class _MasterClient(redis.Redis):
 
 def _connect_by_sentinel(url: str, options: dict[str, Any]) -> Client:
     address = parse_sentinel_url(url)
-    sentinels = Sentinel(
+    sentinels: Any = Sentinel(  # type: ignore[no-untyped-call]
         address.sentinels,
         sentinel_kwargs=sentinel_options(url, timeout_s=options["socket_timeout"]),
     )
-    return sentinels.master_for(
+    client: Client = sentinels.master_for(
         address.master,
         redis_class=_MasterClient,
         db=address.db,
@@ -94,6 +94,7 @@ def _connect_by_sentinel(url: str, options: dict[str, Any]) -> Client:
         password=address.password,
         **options,
     )
+    return client
 
 
 @contextmanager

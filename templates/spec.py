@@ -6,7 +6,7 @@ import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 import yaml
 from jsonschema import Draft202012Validator
@@ -229,7 +229,7 @@ class _Bounded(yaml.SafeLoader):
         self._nodes = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.events.AliasEvent):
             raise _refused("aliases (*name) are not used in template files", event)
         if getattr(event, "tag", None) not in (None, "!", _TEXT_TAG):
@@ -248,7 +248,7 @@ class _Bounded(yaml.SafeLoader):
 
 
 def _refused(problem: str, event: yaml.events.Event) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=cast(yaml.Mark, event.start_mark))
 
 
 def _shown(place: tuple[int | str, ...], value: object) -> str:
