@@ -27,12 +27,15 @@ def tls_options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def tls_failure(error: BaseException | None) -> ssl.SSLError | None:
-    """The TLS error behind another one, which is raised while it is handled."""
-    while error is not None:
-        if isinstance(error, ssl.SSLError):
-            return error
-        error = error.__cause__ or error.__context__
+def tls_failure(error: BaseException) -> ssl.SSLError | None:
+    """The TLS error behind another one: what it was raised from, or while handling."""
+    found: list[BaseException | None] = [error]
+    # Grows while it is walked. What is raised again from its own consequence leads in a circle.
+    for each in found:
+        if isinstance(each, ssl.SSLError):
+            return each
+        if each is not None:
+            found += [e for e in (each.__cause__, each.__context__) if e not in found]
     return None
 
 

@@ -72,3 +72,12 @@ def test_a_tls_error_is_found_behind_what_hides_it() -> None:
     outer.__context__ = inner
     assert tls_failure(outer) is inner
     assert tls_failure(ConnectionError("refused")) is None
+
+
+def test_errors_that_lead_in_a_circle_have_an_end() -> None:
+    """The bell raises what caused an error anew, from that error; what is behind both is found."""
+    first, second = ConnectionError("one"), ConnectionError("two")
+    first.__cause__, second.__cause__ = second, first
+    assert tls_failure(first) is None
+    first.__context__ = inner = ssl.SSLError("no")
+    assert tls_failure(first) is tls_failure(second) is inner
