@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TextIO
+from typing import Literal, TextIO
 
 
 def stand_in_for_closed() -> None:
@@ -50,5 +50,5 @@ def give_up(stream: TextIO) -> None:
     os.close(null)
 
 
-def _text(number: int, mode: str) -> TextIO:
+def _text(number: int, mode: Literal["r", "w"]) -> TextIO:
     return open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)

@@ -316,7 +316,7 @@ def version_number(value: bytes | str) -> int | None:
     return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else None
 
 
-def refs_of(tenant: str, name: str, digests: Mapping[bytes, bytes]) -> list[VersionRef]:
+def refs_of(tenant: str, name: str, digests: Mapping[Any, Any]) -> list[VersionRef]:
     """The versions in the hash at `keys.versions`; entries that are none are left out."""
     numbered = ((version_number(number), text(digest)) for number, digest in digests.items())
     return [
