@@ -48,16 +48,16 @@ def place_and_rule(error: ValidationError) -> tuple[str, str, str]:
     if error.validator == "required":
         missing = next(name for name in rule if name not in instance)
         place = f"{path}.{cut(missing)} is missing"
-        return place, describe(error.instance), f"the fields {', '.join(map(cut, rule))}"
+        return place, describe(instance), f"the fields {', '.join(map(cut, rule))}"
     if error.validator == "additionalProperties" and rule is False:
         schema: Any = error.schema
         known = set(schema.get("properties", {}))
         unknown = min(set(instance) - known, default="")
         place = f"{path}.{cut(unknown)} is not a field of this template"
-        return place, describe(error.instance), f"the fields {', '.join(sorted(known))}"
+        return place, describe(instance), f"the fields {', '.join(sorted(known))}"
     return (
         f"{path} does not fit the template",
-        describe(error.instance),
+        describe(instance),
         f"{error.validator}: {_short(rule)}",
     )
 

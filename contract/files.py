@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import IO
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -21,7 +21,7 @@ _KINDS = {
 }
 
 
-def open_regular(path: str | Path) -> IO[bytes]:
+def open_regular(path: str | Path) -> BufferedReader:
     """Open a regular file for reading. Raises OSError, for what is no regular file too."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -29,7 +29,7 @@ def open_regular(path: str | Path) -> IO[bytes]:
         raise OSError(errno.EINVAL, str(error), _printable(path)) from error
     kind = stat.S_IFMT(os.fstat(handle).st_mode)
     if kind == stat.S_IFREG:
-        return os.fdopen(handle, "rb")
+        return BufferedReader(FileIO(handle))
     os.close(handle)
     what = _KINDS.get(kind, "something else")
     raise OSError(errno.EINVAL, f"it is {what}, not a regular file", _printable(path))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Literal, TextIO, cast
+from typing import Literal, TextIO
 
 
 def stand_in_for_closed() -> None:
@@ -51,6 +51,4 @@ def give_up(stream: TextIO) -> None:
 
 
 def _text(number: int, mode: Literal["r", "w"]) -> TextIO:
-    return cast(
-        TextIO, open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)
-    )
+    return open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)

@@ -6,10 +6,12 @@ imported when they run, so that `prefillq submit` never pays for torch and works
 
 from __future__ import annotations
 
+import errno
 import functools
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,6 +26,8 @@ from producer import commands
 # As a shell reports a process that SIGINT or SIGPIPE ended.
 INTERRUPTED = 130
 READER_GONE = 141
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 # Listed without importing the commands: their modules may need what is not installed.
 _SUMMARIES = {
@@ -112,13 +116,12 @@ class RootGroup(click.Group):
         except BrokenPipeError:
             raise  # whoever read our output has gone; click ends the process quietly
         except Exception as error:  # noqa: BLE001 - whatever it is, it is said in one line
-            if isinstance(error, OSError) and not _takes_more(sys.stdout):
-                give_up(sys.stdout)
-                note(f"prefillq: stdout cannot be written: {error.strerror}")
-                ctx.exit(PrefillqError.exit_code)
             if ctx.params.get("log_level") == "debug":
                 traceback.print_exception(error)
-            _report(_explained(error), as_json=given or json_wanted(ctx))
+            with suppress(OSError):  # stdout itself may be what is full
+                _report(_explained(error), as_json=given or json_wanted(ctx))
+            if not _takes_more(sys.stdout):
+                give_up(sys.stdout)
             ctx.exit(1)
 
 
@@ -180,6 +183,12 @@ def _explained(error: Exception) -> PrefillqError:
             "this command needs a library that is not installed",
             given=f"no module named {error.name}",
             remedy="Run: pip install 'prefillq[worker]'",
+        )
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return PrefillqError(
+            "the output cannot be written",
+            given=error.strerror,
+            remedy="Free some space where stdout and files go.",
         )
     # The words of an error that nobody foresaw may quote a prompt; those of a file's do not.
     words = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""

@@ -6,7 +6,7 @@ import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from jsonschema import Draft202012Validator
@@ -229,7 +229,7 @@ class _Bounded(yaml.SafeLoader):
         self._nodes = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event: yaml.events.Event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.events.AliasEvent):
             raise _refused("aliases (*name) are not used in template files", event)
         if getattr(event, "tag", None) not in (None, "!", _TEXT_TAG):
@@ -243,12 +243,13 @@ class _Bounded(yaml.SafeLoader):
         node = super().compose_scalar_node(anchor)
         if node.tag in _NUMBER_TAGS and len(node.value) > MAX_DIGITS:
             problem = f"a number of {len(node.value)} characters; write text in quotes"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+            raise _refused(problem, node)
         return node
 
 
-def _refused(problem: str, event: yaml.events.Event) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=cast(yaml.Mark, event.start_mark))
+def _refused(problem: str, at: Any) -> yaml.MarkedYAMLError:
+    """`at` is an event or a node."""
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
 
 
 def _shown(place: tuple[int | str, ...], value: object) -> str:

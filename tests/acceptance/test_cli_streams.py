@@ -99,26 +99,32 @@ def test_what_is_opened_later_is_no_standard_stream(command_line: CommandLine) -
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_said(command_line: CommandLine) -> None:
-    """On stderr, with exit status 1 and without a second failure at the interpreter's end."""
+    """On stderr, with exit status 1 and without a second failure at the interpreter's end.
+
+    With --json stderr has no errors, and stdout takes none.
+    """
     ran = _shell(command_line, '"$@" > /dev/full', "completion", "bash")
     assert ran.returncode == 1
-    assert ran.stderr == "prefillq: stdout cannot be written: No space left on device\n"
+    assert ran.stderr.startswith("prefillq: the output cannot be written; given: No space left")
+    assert ran.stderr.count("\n") == 1
+    ran = _shell(command_line, '"$@" > /dev/full', "completion", "bash", "--json")
+    assert (ran.returncode, ran.stderr) == (1, "")
 
 
 def test_characters_that_the_terminal_lacks_are_escaped(command_line: CommandLine) -> None:
     """A terminal of 1990 shows less, and ends nothing."""
-    (command_line.folder / "ü.yaml").write_text("a: 1")
-    arguments = command_line.command("templates", "lint", "ü.yaml")
+    (command_line.folder / "日.yaml").write_text("a: 1")
+    arguments = command_line.command("templates", "lint", "日.yaml")
     ran = subprocess.run(
         arguments,
         capture_output=True,
         timeout=60,
         check=False,
         cwd=command_line.folder,
-        env={**command_line.environment, "PYTHONIOENCODING": "ascii"},
+        env={**command_line.environment, "PYTHONIOENCODING": "latin-1"},
     )
     assert ran.returncode == 5
-    assert b"\\xfc.yaml" in ran.stdout
+    assert b"\\u65e5.yaml" in ran.stdout
 
 
 def _interrupted(command_line: CommandLine, times: int) -> tuple[int, str]:

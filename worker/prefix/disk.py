@@ -242,7 +242,7 @@ def _read(path: Path, key: PrefixKey, ids: tuple[int, ...], engine: str) -> Stor
                 raise Unfit(f"another {field}")
         # The file is mapped into memory; a copy outlives it, and no longer depends on the disk.
         kv = _rebuilt(about["layers"], lambda name: file.get_tensor(name).to(key.device, copy=True))
-    layers: Any = kv.layers
+    layers: list[Any] = kv.layers
     for layer in layers:
         shapes = [tuple(tensor.shape) for tensor in (layer.keys, layer.values)]
         if any(len(shape) != 4 or shape[0] != 1 or shape[2] > len(ids) for shape in shapes):
