@@ -58,16 +58,24 @@ class _Tolerant:
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
-            return super()._brpop_read(**options)  # type: ignore[misc]
+            return super()._brpop_read(**options)
+        except KeyError as error:
+            # A message that lacks a part. kombu counts KeyError among its connection errors, so
+            # whoever may push to a queue could have the worker reconnect for every message.
+            return self._drop(error)
         except (Empty, *CONNECTION_ERRORS):
             raise
         except ResponseError as error:
             # Of Redis, not of the message: a failover unblocks with one, an ACL may refuse.
             raise RedisConnectionError(str(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever the entry did to kombu
-            # Not its content: it may hold what a log must not.
-            REFUSALS.note("unreadable", error=type(error).__name__)
-            return True
+            return self._drop(error)
+
+    @staticmethod
+    def _drop(error: Exception) -> bool:
+        # Not its content: it may hold what a log must not.
+        REFUSALS.note("unreadable", error=type(error).__name__)
+        return True
 
 
 class Channel(_Tolerant, kombu_redis.Channel):  # type: ignore[misc]
