@@ -7,10 +7,14 @@
 - An acknowledgement that cannot be sent keeps its place in the prefetch count for ever, until the
   worker is connected but takes nothing more. Here the place is free; the broker delivers the
   message once more, and finds its job ended.
+- A message that came over a connection which was closed since cannot be acknowledged, and trying to
+  ends the process. Here that is a connection error too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import Empty
 from typing import Any, ClassVar
 
@@ -37,15 +41,19 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]
     """Frees a message's place even when Redis cannot be told."""
 
     def ack(self, delivery_tag: str) -> None:
-        try:
+        with self._place_freed(delivery_tag):
             super().ack(delivery_tag)
-        except CONNECTION_ERRORS:
-            virtual.QoS.ack(self, delivery_tag)
-            raise
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        try:
+        with self._place_freed(delivery_tag):
             super().reject(delivery_tag, requeue=requeue)
+
+    @contextmanager
+    def _place_freed(self, delivery_tag: str) -> Iterator[None]:
+        try:
+            if self.channel.connection is None:
+                raise RedisConnectionError("the connection that brought the message is gone")
+            yield
         except CONNECTION_ERRORS:
             virtual.QoS.ack(self, delivery_tag)
             raise
