@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from celery.utils.log import get_logger as celery_logger
@@ -21,6 +22,7 @@ from worker.refusals import REFUSALS, Reason
 log = get_logger(__name__)
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.2, 2.0
+REFUSED_S = 1.0
 
 
 class Consumer(CeleryConsumer):  # type: ignore[misc]
@@ -48,6 +50,11 @@ class Consumer(CeleryConsumer):  # type: ignore[misc]
         if away:
             log.info("broker_back")
         return conn
+
+    def on_connection_error_before_connected(self, exc: Exception) -> None:
+        # Connected, but refused: Redis is full, or has become a replica.
+        log.warning("broker_refuses", error=str(exc)[:200])
+        time.sleep(REFUSED_S)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         for channel in self.connection.transport.channels:

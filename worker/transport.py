@@ -7,12 +7,16 @@
 - An acknowledgement that cannot be sent keeps its place in the prefetch count for ever, until the
   worker is connected but takes nothing more. Here the place is free; the broker delivers the
   message once more, and finds its job ended.
+- A message that came over a connection which was closed since cannot be acknowledged, and trying to
+  ends the process. Here that is a connection error too.
 
 It is also the door at which messages are taken apart (`worker.doorbell`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import Empty
 from typing import Any, ClassVar
 
@@ -42,15 +46,19 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]
     """Frees a message's place even when Redis cannot be told."""
 
     def ack(self, delivery_tag: str) -> None:
-        try:
+        with self._place_freed(delivery_tag):
             super().ack(delivery_tag)
-        except CONNECTION_ERRORS:
-            virtual.QoS.ack(self, delivery_tag)
-            raise
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        try:
+        with self._place_freed(delivery_tag):
             super().reject(delivery_tag, requeue=requeue)
+
+    @contextmanager
+    def _place_freed(self, delivery_tag: str) -> Iterator[None]:
+        try:
+            if self.channel.connection is None:
+                raise RedisConnectionError("the connection that brought the message is gone")
+            yield
         except CONNECTION_ERRORS:
             virtual.QoS.ack(self, delivery_tag)
             raise
@@ -69,6 +77,10 @@ class _Tolerant:
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)  # type: ignore[misc]
+        except KeyError as error:
+            # A message that lacks a part. kombu counts KeyError among its connection errors, so
+            # whoever may push to a queue could have the worker reconnect for every message.
+            return self._drop(error)
         except Empty:
             raise
         except CONNECTION_ERRORS:
@@ -77,9 +89,13 @@ class _Tolerant:
             # Of Redis, not of the message: a failover unblocks with one, an ACL may refuse.
             raise RedisConnectionError(str(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever the entry did to kombu
-            # Not its content: it may hold what a log must not.
-            REFUSALS.note("unreadable", error=type(error).__name__)
-            return True
+            return self._drop(error)
+
+    @staticmethod
+    def _drop(error: Exception) -> bool:
+        # Not its content: it may hold what a log must not.
+        REFUSALS.note("unreadable", error=type(error).__name__)
+        return True
 
 
 class Channel(_Tolerant, kombu_redis.Channel):  # type: ignore[misc]

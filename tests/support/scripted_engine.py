@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
+from contract.console import note
+from contract.errors import PrefillqError
 from contract.logs import configure_logs
 from contract.model_folder import ModelFolder
 from contract.settings import Settings
@@ -120,4 +122,8 @@ def run_fake_worker(options: argparse.Namespace) -> int:
         WorkerOptions(model=options.model, templates=tuple(options.template), batch=options.batch),
         load=load,
     )
-    return run_worker(service, log_level=options.log_level)
+    try:
+        return run_worker(service, log_level=options.log_level)
+    except PrefillqError as error:  # as `prefillq worker start` does
+        note(f"prefillq: {error}")
+        return error.exit_code
