@@ -29,9 +29,12 @@ def tls_options(settings: Settings) -> dict[str, Any]:
 
 def tls_failure(error: BaseException | None) -> ssl.SSLError | None:
     """The TLS error behind another one, which is raised while it is handled."""
-    while error is not None:
+    seen: set[int] = set()
+    # An error that is raised from one that it caused itself stands twice in its own chain.
+    while error is not None and id(error) not in seen:
         if isinstance(error, ssl.SSLError):
             return error
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
 

@@ -13,6 +13,8 @@ It is also the door at which messages are taken apart (`worker.doorbell`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from queue import Empty
 from typing import Any, ClassVar
 
@@ -42,15 +44,18 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]
     """Frees a message's place even when Redis cannot be told."""
 
     def ack(self, delivery_tag: str) -> None:
-        try:
-            super().ack(delivery_tag)
-        except CONNECTION_ERRORS:
-            virtual.QoS.ack(self, delivery_tag)
-            raise
+        self._settle(delivery_tag, super().ack)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        self._settle(delivery_tag, partial(super().reject, requeue=requeue))
+
+    def _settle(self, delivery_tag: str, tell: Callable[[str], None]) -> None:
+        if self.channel.connection is None:
+            # Closed since, and kombu would fall over that: the broker delivers it once more.
+            virtual.QoS.ack(self, delivery_tag)
+            return
         try:
-            super().reject(delivery_tag, requeue=requeue)
+            tell(delivery_tag)
         except CONNECTION_ERRORS:
             virtual.QoS.ack(self, delivery_tag)
             raise

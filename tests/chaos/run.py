@@ -62,7 +62,7 @@ class _Run:
         self._say = say
         self._client = stage.client()
         tenants = tuple(dict.fromkeys(address.split("/")[0] for address in (*TEMPLATES, OWN)))
-        self._recoveries = Recoveries(self._client, stage.settings, tenants)
+        self._recoveries = Recoveries(self._client, stage.settings, tenants, stage.events)
         self._deeds = Deeds(stage, self._recoveries)
         self._faults: list[Fault] = []
 
