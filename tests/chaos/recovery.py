@@ -40,7 +40,7 @@ class Recoveries:
     """Follows each orphan until it is claimed again or ends; `look` is called often.
 
     Looks over a connection of its own, straight to Redis. A kill while Redis is away is not
-    measured: nobody knows what the worker had.
+    measured: nobody knows what the worker had. `tenants` are those whose jobs any worker may take.
     """
 
     def __init__(
