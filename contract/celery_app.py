@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from contract import keys
+from contract.errors import InvalidInput
 from contract.redis_url import SENTINEL, broker_url, parse_sentinel_url
 from contract.settings import Settings
 from contract.tls import tls_options
@@ -100,8 +101,13 @@ def make_queue(name: str) -> Queue:
 def ring(app: Celery, queue: str, job_id: str, *, producer: Producer | None = None) -> None:
     """Tell the workers of a queue that a job waits, over `producer` or the app's pool.
 
-    Raises kombu's OperationalError when the broker does not answer.
+    Raises kombu's OperationalError when the broker does not answer, and InvalidInput for another
+    tenant's queue: a job's record names its queue, and whoever submits can write the record.
     """
+    if keys.tenant_of_queue(queue) != job_id.partition(".")[0]:
+        raise InvalidInput(
+            "a job is rung for in queues of its own tenant", given=f"{job_id}, {queue[:80]}"
+        )
     app.send_task(
         TASK_NAME,
         args=(job_id,),

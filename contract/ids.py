@@ -37,7 +37,7 @@ def new_job_id(tenant: str) -> str:
 
 def tenant_of(job_id: str) -> str:
     """The tenant inside a job id; InvalidInput when it is no job id."""
-    match = _JOB_ID.fullmatch(job_id)
+    match = _JOB_ID.fullmatch(job_id) if isinstance(job_id, str) else None
     if match is None:
         raise InvalidInput(
             "not a job id",
@@ -75,6 +75,10 @@ DEFAULT_LABEL = "production"
 
 def parse_address(text: str) -> TemplateAddress:
     """Parse `tenant/name[@version-or-label]`; InvalidInput names the part that is wrong."""
+    if not isinstance(text, str):
+        raise InvalidInput(
+            "a template address is text", given=type(text).__name__, expected="tenant/name"
+        )
     path, at, selector = text.partition("@")
     tenant, slash, name = path.partition("/")
     if not slash or (at and not selector):

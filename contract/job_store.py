@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from contract.described import describe
 from contract.errors import Conflict, InvalidInput, NotFound, OverLimit, PrefillqError
 from contract.types import Job, JobError, JobState, Result, Timings
 
@@ -260,7 +261,7 @@ def check_submission(submission: Submission) -> None:
     if key is not None and not _usable_key(key):
         raise InvalidInput(
             "not an idempotency key",
-            given=f"{key!r:.80}",
+            given=describe(key),
             expected=f"1 to {MAX_KEY_CHARS} characters of valid Unicode text",
         )
 

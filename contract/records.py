@@ -17,6 +17,7 @@ from redis.client import Pipeline
 
 from contract import keys
 from contract.codec import pack
+from contract.described import describe
 from contract.errors import InvalidInput, PrefillqError
 from contract.ids import tenant_of
 from contract.job_store import (
@@ -47,7 +48,7 @@ from contract.job_store import (
     over_rate,
     queue_full,
 )
-from contract.record_hash import asked, job_of, pairs, view_of
+from contract.record_hash import asked, job_of, pairs, state_of, view_of
 from contract.redis_client import Client, errors_explained, text
 from contract.scripts import ScriptLibrary, Scripts
 from contract.settings import Settings
@@ -204,7 +205,7 @@ class RedisJobStore:
             case [b"not_found"]:
                 return Refused(reason="not_found", state=None)
             case [reason, state]:
-                return Refused(reason=cast(Refusal, text(reason)), state=JobState(text(state)))
+                return Refused(reason=cast(Refusal, text(reason)), state=state_of(job_id, state))
         raise _unexpected("claim", reply)
 
     def renew(self, job_id: str, fence: int, lease_s: float) -> Renewal:
@@ -385,9 +386,9 @@ class RedisJobStore:
             reply = [text(part) for part in self._run("cancel", job_id)]
         match reply:
             case ["cancelled", state]:
-                return JobState(state)
+                return state_of(job_id, state)
             case ["ended", state]:
-                raise already_ended(job_id, JobState(state))
+                raise already_ended(job_id, state_of(job_id, state))
             case ["not_found"]:
                 raise no_such_job(job_id)
         raise _unexpected("cancel", reply)
@@ -410,7 +411,10 @@ class RedisJobStore:
                 for job_id in group:
                     self._run("state", job_id, pipe=pipe)
                 replies += pipe.execute()
-        return [None if reply is None else JobState(text(reply)) for reply in replies]
+        return [
+            None if reply is None else state_of(job_id, reply)
+            for job_id, reply in zip(job_ids, replies, strict=True)
+        ]
 
     def set_limits(self, tenant: str, limits: TenantLimits) -> None:
         check_limits(limits)
@@ -553,10 +557,13 @@ def _submitted(submission: Submission, reply: Any) -> Submitted | PrefillqError:
             return key_taken(job_id)
         case [outcome, job_id, state, queue]:
             return Submitted(
-                job_id=job_id, created=outcome == "created", state=JobState(state), queue=queue
+                job_id=job_id,
+                created=outcome == "created",
+                state=state_of(job_id, state),
+                queue=queue,
             )
     return _unexpected("submit", reply)
 
 
 def _unexpected(script: str, reply: object) -> PrefillqError:
-    return PrefillqError(f"the script {script} of another version answered", given=f"{reply!r:.80}")
+    return PrefillqError(f"the script {script} of another version answered", given=describe(reply))

@@ -7,6 +7,7 @@ timeout is not tried again, since that would double the wait for a server that i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -81,11 +82,11 @@ class _MasterClient(redis.Redis):
 
 def _connect_by_sentinel(url: str, options: dict[str, Any]) -> Client:
     address = parse_sentinel_url(url)
-    sentinels = Sentinel(
+    sentinels: Any = Sentinel(  # type: ignore[no-untyped-call]
         address.sentinels,
         sentinel_kwargs=sentinel_options(url, timeout_s=options["socket_timeout"]),
     )
-    return sentinels.master_for(
+    client: Client = sentinels.master_for(
         address.master,
         redis_class=_MasterClient,
         db=address.db,
@@ -93,6 +94,7 @@ def _connect_by_sentinel(url: str, options: dict[str, Any]) -> Client:
         password=address.password,
         **options,
     )
+    return client
 
 
 @contextmanager
@@ -104,13 +106,13 @@ def errors_explained(settings: Settings) -> Iterator[None]:
     except AuthenticationError as error:
         raise RedisRefused(
             "Redis refused these credentials",
-            given=f"{where}: {error}",
+            given=f"{where}: {_without_arguments(str(error))}",
             remedy="Check the user and password in PREFILLQ_REDIS_URL.",
         ) from error
     except NoPermissionError as error:
         raise RedisRefused(
             "Redis refused this command to this user",
-            given=f"{where}: {error}",
+            given=f"{where}: {_without_arguments(str(error))}",
             expected="a user who may do this, such as the tenant's admin for its templates",
             remedy="Check the user in PREFILLQ_REDIS_URL. After an upgrade, 'prefillq tenants "
             "update' gives all users the rights of the new release.",
@@ -136,8 +138,8 @@ def errors_explained(settings: Settings) -> Iterator[None]:
             remedy="Start Redis or set PREFILLQ_REDIS_URL.",
         ) from error
     except ResponseError as error:
-        text = str(error)
-        if text.startswith("Function not found"):
+        text = _without_arguments(str(error))
+        if "Function not found" in text:  # a pipeline names the call before it
             raise RedisRefused(
                 "this Redis does not hold the functions of this release of prefillq",
                 given=where,
@@ -151,9 +153,20 @@ def errors_explained(settings: Settings) -> Iterator[None]:
         )
         raise RedisRefused("Redis refused a command", given=text[:200], remedy=remedy) from error
     except RedisError as error:
-        raise RedisRefused("Redis failed", given=str(error)[:200]) from error
+        raise RedisRefused("Redis failed", given=_without_arguments(str(error))[:200]) from error
+
+
+def _without_arguments(text: str) -> str:
+    """Redis's words, without the command that redis-py or Redis itself repeats in them."""
+    # Two forms: "Command # 1 (SET key value) of pipeline caused error: ...", and "unknown command
+    # 'X', with args beginning with: ...".
+    text = re.sub(r"^Command # \d+ \(.*?\) of pipeline caused error: ", "", text, flags=re.DOTALL)
+    return text.partition(", with args")[0]
 
 
 def text(value: Any) -> str:
-    """A reply as text; replies are bytes because records hold msgpack."""
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+    """A reply as text; replies are bytes because records hold msgpack.
+
+    Bytes that are no UTF-8 come out escaped: they are no name of ours, and no reason to fail.
+    """
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

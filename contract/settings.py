@@ -24,9 +24,12 @@ YEAR_S = 366 * 86_400.0
 class Settings(BaseSettings):
     """Read once per process with `Settings.load()`."""
 
-    model_config = SettingsConfigDict(env_prefix="PREFILLQ_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="PREFILLQ_", frozen=True, extra="forbid", hide_input_in_errors=True
+    )
 
-    redis_url: str = "redis://127.0.0.1:6379/0"
+    # Not in its repr: it may hold a password.
+    redis_url: Annotated[str, Field(repr=False)] = "redis://127.0.0.1:6379/0"
 
     # For rediss://: who signed the server's certificate (default: whom the system trusts), and
     # our own certificate and key where the server asks for one.

@@ -59,8 +59,8 @@ class EmbeddedRedis:
     """A redis-server process of our own, with the durability settings of the real deployment.
 
     A context manager; `start` and `stop` do the same by hand. `config` adds settings under the
-    names of redis.conf (`{"maxmemory": "8mb"}`), `config_file` a file of them that Redis may
-    write.
+    names of redis.conf (`{"maxmemory": "8mb"}`); `config_file` is a file of them for Redis to read
+    and rewrite.
 
     Raises PrefillqError when no server binary is found or it does not answer in `timeout_s`.
     """

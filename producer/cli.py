@@ -6,20 +6,24 @@ imported when they run, so that `prefillq submit` never pays for torch and works
 
 from __future__ import annotations
 
-import errno
 import functools
+import signal
+import sys
 import traceback
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from contract.console import emit_json, json_wanted, note, option
 from contract.errors import PrefillqError
+from contract.streams import give_up, print_anything, stand_in_for_closed
 from producer import commands
 
-INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
+# As a shell reports a process that SIGINT or SIGPIPE ended.
+INTERRUPTED = 130
+READER_GONE = 141
 
 # Listed without importing the commands: their modules may need what is not installed.
 _SUMMARIES = {
@@ -70,6 +74,23 @@ class RootGroup(click.Group):
             command = _plugins()[name].load()
         return name, command, rest
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """click's `main`, on streams that work."""
+        stand_in_for_closed()
+        print_anything()
+        try:
+            return super().main(*args, **kwargs)
+        except SystemExit as end:
+            # When whoever read our output has gone, click puts a wrapper of its own around the
+            # streams, and ends with 1.
+            if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
+                end.code = READER_GONE
+            raise
+        except BrokenPipeError:  # stderr's reader, when click says what is wrong there
+            give_up(sys.stdout)
+            give_up(sys.stderr)
+            sys.exit(READER_GONE)
+
     def invoke(self, ctx: click.Context) -> Any:
         given = "--json" in ctx.args  # for errors that come before the command's own parsing
         try:
@@ -84,11 +105,17 @@ class RootGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
+            # From here on a second Ctrl-C ends the process at once, and without a traceback.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             note("prefillq: interrupted")
             ctx.exit(INTERRUPTED)
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # whoever read our output has gone; click ends the process quietly
+        except BrokenPipeError:
+            raise  # whoever read our output has gone; click ends the process quietly
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is said in one line
+            if isinstance(error, OSError) and not _takes_more(sys.stdout):
+                give_up(sys.stdout)
+                note(f"prefillq: stdout cannot be written: {error.strerror}")
+                ctx.exit(PrefillqError.exit_code)
             if ctx.params.get("log_level") == "debug":
                 traceback.print_exception(error)
             _report(_explained(error), as_json=given or json_wanted(ctx))
@@ -132,6 +159,14 @@ for _command in commands.ALL:
     main.add_command(_command)
 
 
+def _takes_more(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
+
+
 def _report(error: PrefillqError, *, as_json: bool) -> None:
     if as_json:
         emit_json(error.to_dict())
@@ -146,8 +181,10 @@ def _explained(error: Exception) -> PrefillqError:
             given=f"no module named {error.name}",
             remedy="Run: pip install 'prefillq[worker]'",
         )
+    # The words of an error that nobody foresaw may quote a prompt; those of a file's do not.
+    words = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
     return PrefillqError(
         "something unexpected happened",
-        given=f"{type(error).__name__}: {error}",
+        given=f"{type(error).__name__}{words}",
         remedy="Run 'prefillq --log-level debug ...' for the traceback.",
     )

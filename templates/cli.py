@@ -11,6 +11,7 @@ import click
 from contract.console import (
     emit_json,
     emit_table,
+    emit_text,
     json_option,
     note,
     option,
@@ -129,7 +130,7 @@ def show(settings: Settings, *, address: str, prompt: str | None, as_json: bool)
     if as_json:
         emit_json({**facts, "spec": version.spec.to_plain(), "prompt": text})
     elif text is not None:
-        click.echo(text)
+        emit_text(text)
     else:
         for name, value in facts.items():
             shown = ", ".join(value) if isinstance(value, list) else value

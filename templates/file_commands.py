@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from contract.console import emit_json, json_option, note, one_line, option
+from contract.console import emit_json, emit_text, json_option, note, one_line, option
 from contract.errors import InvalidInput, ModelError, TemplateRefused
+from contract.files import is_file, write_text
 from contract.ids import parse_address
 from templates.cli_tools import (
     check_no_selector,
@@ -72,7 +73,7 @@ def diff(settings: Settings, *, before: str, after: str, as_json: bool) -> None:
         emit_json({"before": before, "after": after, **difference.to_dict()})
         return
     for line in difference.text:
-        click.echo(line)
+        emit_text(line)
     for name, (old, new) in difference.generation.items():
         note(f"generation.{name}: {old} -> {new}")
     change = difference.prefix
@@ -92,7 +93,7 @@ def _side(settings: Settings, text: str) -> Side:
     from templates.spec import load_spec
 
     path = Path(text)
-    if path.suffix in {".yaml", ".yml"} or path.is_file():
+    if path.suffix in {".yaml", ".yml"} or is_file(path):
         spec = load_spec(path)
         try:
             compiled = make_preparer(settings).prepare(spec).compiled
@@ -134,7 +135,7 @@ def export(
         text = spec_text(registry.get(registry.resolve(parsed, with_retired=True)).spec)
     if output is not None:
         try:
-            output.write_text(text, "utf-8")
+            write_text(output, text)
         except OSError as error:
             raise InvalidInput(
                 "the file cannot be written", given=f"{output}: {error.strerror}"

@@ -19,8 +19,9 @@ from typing import Any, Final, Literal
 
 from contract import keys
 from contract.codec import pack, unpack
-from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError
+from contract.errors import CodecError, Conflict, InvalidInput, NotFound, PrefillqError
 from contract.ids import DEFAULT_LABEL, TemplateAddress, check_name, is_name
+from contract.logs import get_logger
 from contract.model_folder import ModelFolder
 from contract.redis_client import Client, errors_explained, text
 from contract.scripts import ScriptLibrary, Scripts
@@ -30,6 +31,8 @@ from contract.users import user_of
 from templates.compiled import CompiledTemplate
 from templates.spec import TemplateSpec
 from templates.version import PublishedVersion, version_digest
+
+log = get_logger(__name__)
 
 _KEPT_VERSIONS = 128  # in the process, least recently used out first
 _PUBLISH_TRIES = 100
@@ -123,7 +126,9 @@ class Registry:
                     ref=VersionRef(
                         tenant=tenant,
                         template=name,
-                        version=self._count(tenant, name) + 1 if known is None else int(known),
+                        version=self._count(tenant, name) + 1
+                        if known is None
+                        else _known_number(known, tenant, name),
                         digest=digest,
                     ),
                     spec=spec,
@@ -137,7 +142,10 @@ class Registry:
                         return Published(version=version, created=True)
                     case [b"known", number]:
                         ref = VersionRef(
-                            tenant=tenant, template=name, version=int(number), digest=digest
+                            tenant=tenant,
+                            template=name,
+                            version=_known_number(number, tenant, name),
+                            digest=digest,
                         )
                         return Published(version=self.get(ref), created=False)
         raise Conflict(
@@ -155,7 +163,7 @@ class Registry:
         with errors_explained(self._settings):
             if address.label is not None:
                 found = self._client.hget(keys.labels(tenant, name), address.label)
-                number = None if found is None else int(found)
+                number = None if found is None else _number_of(address, found)
             digest = retired = None
             if number is not None:
                 pipe = self._client.pipeline(transaction=False)
@@ -227,11 +235,16 @@ class Registry:
         ]
 
     def labels(self, tenant: str, name: str) -> dict[str, int]:
-        """Label -> version number, sorted by label; empty for an unknown template."""
+        """Label -> version number, sorted by label; empty for an unknown template.
+
+        A label whose value is no number is left out, so that it hides no other.
+        """
         with errors_explained(self._settings):
             found = self._client.hgetall(keys.labels(tenant, name))
-        numbers = {label: found[label.encode()] for label in read_names(found)}
-        return {label: int(n) for label, n in numbers.items() if _NUMBER.fullmatch(n)}
+        labels = {label: version_number(found[label.encode()]) for label in read_names(found)}
+        for label in (label for label, number in labels.items() if number is None):
+            log.warning("label_unreadable", template=f"{tenant}/{name}", label=label)
+        return {label: number for label, number in labels.items() if number is not None}
 
     def set_label(
         self, tenant: str, name: str, label: str, version: int, *, expect: Expected = ANYTHING
@@ -389,6 +402,36 @@ def read_refs(tenant: str, template: str, found: Mapping[bytes, bytes]) -> list[
         if _NUMBER.fullmatch(number) and _DIGEST.fullmatch(digest)
     ]
     return sorted(refs, key=lambda ref: ref.version)
+
+
+def version_number(value: bytes | str) -> int | None:
+    """The version number that a field of Redis holds, or None for what is none."""
+    digits = text(value)
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else None
+
+
+def _known_number(value: bytes | str, tenant: str, name: str) -> int:
+    number = version_number(value)
+    if number is None:
+        raise CodecError(
+            f"a version of {tenant}/{name} has a number in Redis that is none",
+            expected="1 or more",
+            remedy="See the key in contract.keys.numbers.",
+        )
+    return number
+
+
+def _number_of(address: TemplateAddress, value: bytes | str) -> int:
+    number = version_number(value)
+    if number is None:
+        raise CodecError(
+            f"the label {address.label} of {address.tenant}/{address.name} is damaged",
+            given="a value that is no number",
+            expected="the number of a version",
+            remedy=f"Point it anew: prefillq templates label "
+            f"{address.tenant}/{address.name}@VERSION {address.label}.",
+        )
+    return number
 
 
 def _check_label(label: str) -> None:

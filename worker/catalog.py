@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from contract import keys
 from contract.errors import InvalidInput, PrefillqError, RedisRefused, RedisUnreachable
@@ -39,7 +40,7 @@ class Catalog:
         model_digest: str,
         patterns: Iterable[str] = (),
     ) -> None:
-        self._client = client
+        self._client: Any = client  # redis-py types each reply as a value or an awaitable
         self._settings = settings
         self._registry = registry
         self._model_digest = model_digest

@@ -19,6 +19,18 @@ from worker.presence import EXPIRES_S, list_workers
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
 
 
+class DeviceName(click.ParamType[str]):
+    """How a device is spelt; whether it is there only torch can tell."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", text, re.ASCII):
+            self.fail(f"{value!r:.40} is no device; write auto, cpu, mps or cuda[:N]", param, ctx)
+        return text
+
+
 class ByteSize(click.ParamType[int]):
     """A number of bytes, also as 512M or 2G."""
 
@@ -27,9 +39,11 @@ class ByteSize(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
+        match = re.fullmatch(
+            r"(\d{1,15})([KMG]?)(?:i?B)?", str(value).strip(), re.IGNORECASE | re.ASCII
+        )
         if match is None:
-            self.fail(f"{value!r} is no size; write 512M or 2G", param, ctx)
+            self.fail(f"{value!r:.40} is no size; write 512M or 2G", param, ctx)
         return int(match.group(1)) * _UNITS[match.group(2).upper()]
 
 
@@ -47,7 +61,13 @@ def worker() -> None:
     metavar="PATTERN",
     help="Templates to serve, such as acme/* (repeatable; default: all of this model).",
 )
-@option("--device", default="auto", show_default=True, help="cuda, cuda:1, mps or cpu.")
+@option(
+    "--device",
+    type=DeviceName(),
+    default="auto",
+    show_default=True,
+    help="cuda, cuda:1, mps or cpu.",
+)
 @option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
@@ -100,7 +120,7 @@ def worker() -> None:
 )
 @option(
     "--chunk-tokens",
-    type=click.IntRange(min=16),
+    type=click.IntRange(16, 2**20),
     default=512,
     show_default=True,
     help="Prefill tokens in one step, which running jobs wait for.",
@@ -112,7 +132,13 @@ def worker() -> None:
     show_default=True,
     help="Memory of the tokens beyond the prefixes; jobs wait when it is full.",
 )
-@option("--threads", type=click.IntRange(min=1), help="CPU threads of torch.")
+@option("--threads", type=click.IntRange(1, 4096), help="CPU threads of torch.")
+@option(
+    "--trust-remote-code",
+    envvar="PREFILLQ_TRUST_REMOTE_CODE",
+    is_flag=True,
+    help="Run the Python code in the model's folder. Read it first.",
+)
 @option(
     "--grace",
     type=click.FloatRange(min=0),
@@ -153,6 +179,7 @@ def start(
     threads: int | None,
     grace: float,
     watchdog: float,
+    trust_remote_code: bool,
     audit: bool,
     as_json: bool,
 ) -> None:
@@ -190,6 +217,7 @@ def start(
             grace_s=grace,
             watchdog_s=watchdog,
             audit=audit,
+            trust_remote_code=trust_remote_code,
         ),
     )
     ctx.exit(run_worker(service, log_level=log_level))
@@ -211,14 +239,19 @@ def list_command(settings: Settings, *, as_json: bool) -> None:
         _show(description)
 
 
+def _line(text: str) -> None:
+    # A report is what its worker says, and must not steer the terminal.
+    click.echo(one_line(text))
+
+
 def _show(description: dict[str, Any]) -> None:
     cache = description["cache"]
     disk = description.get("disk")
     on_disk = (
         f", disk {disk['bytes'] / MIB:.0f} of {disk['max_bytes'] / MIB:.0f} MiB" if disk else ""
     )
-    click.echo(
-        f"{description['id']}  {one_line(description['model'])} on {description['device']}"
+    _line(
+        f"{description['id']}  {description['model']} on {description['device']}"
         f" ({description['dtype']}, {description['engine']}), "
         f"{len(description['templates'])} templates, {description['running']} running, "
         f"cache {cache['bytes'] / MIB:.0f} of {cache['max_bytes'] / MIB:.0f} MiB, "
@@ -228,12 +261,12 @@ def _show(description: dict[str, Any]) -> None:
         reasons = ", ".join(f"{one_line(why)} {count}" for why, count in sorted(refused.items()))
         click.echo(f"  messages refused: {sum(refused.values())} ({reasons})")
     if admission := description.get("admission"):  # a worker of an older release has none
-        click.echo(
+        _line(
             f"  proven in {admission['seconds']:.1f} s, scores within"
             f" {admission['max_logit_error']:.1e} of the plain path's"
         )
         for refusal in admission["refused"]:
-            click.echo(f"  refused: {refusal['way']}: {one_line(refusal['reason'])}")
+            _line(f"  refused: {refusal['way']}: {refusal['reason']}")
     emit_table(
         ("version", "prefix tokens", "MiB", "in cache", "prefill s", "cached against uncached"),
         [

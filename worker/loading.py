@@ -22,7 +22,9 @@ def load(folder: ModelFolder, options: WorkerOptions, settings: Settings) -> Loa
         torch.set_num_threads(options.threads)
     device = pick_device(options.device)
     dtype = default_dtype(device) if options.dtype == "auto" else parse_dtype(options.dtype)
-    model = load_model(folder, device=device, dtype=dtype)
+    model = load_model(
+        folder, device=device, dtype=dtype, trust_remote_code=options.trust_remote_code
+    )
     engine, admission = admit(
         model,
         SharedOptions(

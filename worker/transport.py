@@ -74,7 +74,9 @@ class _Tolerant:
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)  # type: ignore[misc]
-        except (Empty, *CONNECTION_ERRORS):
+        except Empty:
+            raise
+        except CONNECTION_ERRORS:
             raise
         except ResponseError as error:
             # Of Redis, not of the message: a failover unblocks with one, an ACL may refuse.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from contract import keys
 from contract.celery_app import make_celery, ring
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.ids import new_job_id
-from contract.records import RedisJobStore
+from contract.job_store import JobStore
 from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import Job, VersionRef
@@ -20,25 +22,33 @@ from worker.janitor import LIMIT, Janitor
 QUEUE = keys.queue("acme", "triage", "a" * 64)
 
 
+@dataclass(kw_only=True)
 class Rig:
-    """A janitor that writes down what it rings."""
+    """A janitor that writes down what it rings. `client` is the test's own."""
 
-    def __init__(self, client: Client, settings: Settings, worker_id: str = "w1") -> None:
-        # A lease of a few milliseconds: what is older than it is overdue at once.
-        self.settings = settings.model_copy(update={"lease_s": 0.02})
-        self.client = client
-        self.store = RedisJobStore(client, self.settings)
+    client: Client
+    worker_client: Client
+    worker_settings: Settings
+    open_store: Callable[[Settings], JobStore]
+
+    def __post_init__(self) -> None:
         self.rung: list[tuple[str, str]] = []
         self.now = 0.0
-        self.janitor = Janitor(
-            client=client,
+        # A lease of a few milliseconds: what is older than it is overdue at once.
+        self.settings = self.worker_settings.model_copy(update={"lease_s": 0.02})
+        self.store = self.open_store(self.settings)
+        self.janitor = self.make_janitor("w1")
+        self.client.sadd(keys.TENANTS, "acme")
+
+    def make_janitor(self, worker_id: str) -> Janitor:
+        return Janitor(
+            client=self.worker_client,
             settings=self.settings,
             store=self.store,
             worker_id=worker_id,
             ring=lambda queue, job_id: self.rung.append((queue, job_id)),
             clock=lambda: self.now,
         )
-        client.sadd(keys.TENANTS, "acme")
 
     def submit(self) -> str:
         ref = VersionRef(tenant="acme", template="triage", version=1, digest="d" * 64)
@@ -52,8 +62,18 @@ class Rig:
 
 
 @pytest.fixture
-def rig(client: Client, settings: Settings) -> Rig:
-    return Rig(client, settings)
+def rig(
+    client: Client,
+    worker_client: Client,
+    worker_settings: Settings,
+    open_store: Callable[[Settings], JobStore],
+) -> Rig:
+    return Rig(
+        client=client,
+        worker_client=worker_client,
+        worker_settings=worker_settings,
+        open_store=open_store,
+    )
 
 
 def _until_overdue() -> None:
@@ -157,7 +177,7 @@ def test_one_worker_sweeps_at_a_time(rig: Rig, client: Client, settings: Setting
     """Two janitors within an interval: the second does nothing."""
     rig.submit()
     _until_overdue()
-    other: Any = Rig(client, settings, "w2")
+    other = rig.make_janitor("w2")
     slow = settings.model_copy(update={"lease_s": 60.0})
     client.set(
         keys.JANITOR,
@@ -169,7 +189,7 @@ def test_one_worker_sweeps_at_a_time(rig: Rig, client: Client, settings: Setting
             * 800
         ),
     )
-    assert other.janitor.sweep() == 0
+    assert other.sweep() == 0
     assert rig.sweep() == 1
 
 

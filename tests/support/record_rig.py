@@ -65,9 +65,10 @@ def memory_rig(settings: Settings) -> Rig:
     return Rig(store=MemoryJobStore(settings, clock=clock), advance=advance)
 
 
-def redis_rig(client: Client, settings: Settings) -> Rig:
+def redis_rig(client: Client, settings: Settings, store: JobStore | None = None) -> Rig:
     return Rig(
-        store=RedisJobStore(client, settings), advance=lambda seconds: _age_all(client, seconds)
+        store=store or RedisJobStore(client, settings),
+        advance=lambda seconds: _age_all(client, seconds),
     )
 
 

@@ -56,7 +56,7 @@ class ScriptedEngine(FakeEngine):
         if asked.die_on and asked.die_on in text:
             os.kill(os.getpid(), signal.SIGKILL)
         if asked.fail_on and asked.fail_on in text:
-            raise RuntimeError("made to fail")
+            raise RuntimeError(f"made to fail on {text}")  # as libraries do, that quote their input
         if asked.nan_on and asked.nan_on in text:
             raise non_finite()
         while asked.hang_on and asked.hang_on in text:

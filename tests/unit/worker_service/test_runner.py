@@ -322,7 +322,7 @@ def test_commit_given_up_is_logged_and_the_job_runs_again(
 
     def refuses(*_: Any) -> Any:
         if lost:
-            stack.leases._held[job_id].end("lost")
+            stack.leases._held[job_id, 1].end("lost")
         raise RedisUnreachable("Redis cannot be reached")
 
     with monkeypatch.context() as away:
