@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from contract.errors import TimedOut
@@ -14,13 +14,13 @@ from producer.client import Producer
 from tests.chaos.accounting import Fault, faults_of_processes, judge
 from tests.chaos.deeds import Deeds
 from tests.chaos.evidence import Answers, Archive, Evidence, Record, read_logs, worker_pid
-from tests.chaos.ledger import Entry, read_ledger
+from tests.chaos.ledger import Entry, Ledger, read_ledger
 from tests.chaos.plan import TEMPLATES, planned_deeds, planned_job
 from tests.chaos.recovery import Recoveries
 from tests.chaos.report import Report, make_report
 from tests.chaos.stage import Actor, Stage, open_stage, own_template
 
-_TICK_S = 0.02
+_TICK_S = 0.05
 _START_S = 120.0
 _ROLL_CALL_S = 20.0
 _END_S = 60.0
@@ -178,6 +178,11 @@ class _Run:
         records = {
             job_id: record for job_id, record in archive.records().items() if record.key != _ROLL
         }
+        with Ledger(
+            stage.folder / "records.jsonl"
+        ) as kept:  # what Redis said, for whoever asks why
+            for record in records.values():
+                kept.write("record", **asdict(record))
         evidence = Evidence(
             ledger=[entry for actor in stage.of("producer") for entry in self._ledger_of(actor)],
             records=records,
