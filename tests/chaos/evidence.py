@@ -167,7 +167,7 @@ def read_logs(lives: Iterable[Life]) -> Logged:
                             attempt=line["attempt"],
                         )
                     )
-                case "result_not_written":
+                case "commit_given_up":
                     unsure.add(line["job_id"])
             if "exception" in line:
                 tracebacks.append(f"{life.log_path.name}: {line['event']}: {_last(line)}")

@@ -9,6 +9,7 @@ from contract import keys
 from contract.errors import RedisRefused, RedisUnreachable
 from contract.redis_client import Client, errors_explained, text
 from contract.settings import Settings
+from tests.chaos.ledger import Ledger
 
 _LOOK_S = 0.1
 
@@ -39,12 +40,15 @@ class Recoveries:
     """Follows each orphan until it is claimed again or ends; `look` is called often.
 
     Looks over a connection of its own, straight to Redis. A kill while Redis is away is not
-    measured: nobody knows what the worker had.
+    measured: nobody knows what the worker had. `tenants` are those whose jobs any worker may take.
     """
 
-    def __init__(self, client: Client, settings: Settings, tenants: tuple[str, ...]) -> None:
+    def __init__(
+        self, client: Client, settings: Settings, tenants: tuple[str, ...], events: Ledger
+    ) -> None:
         self.done: list[Recovery] = []
         self.unmeasured = 0  # kills
+        self._events = events
         self._client = client
         self._settings = settings
         self._tenants = tenants
@@ -85,13 +89,18 @@ class Recoveries:
         now, waiting = time.time(), []
         for orphan, (fence, state) in zip(self._orphans, found, strict=True):
             if fence != orphan.fence:
-                self.done.append(
-                    Recovery(
-                        job_id=orphan.job_id,
-                        worker=orphan.worker,
-                        began_at=orphan.killed_at,
-                        ended_at=now,
-                    )
+                recovery = Recovery(
+                    job_id=orphan.job_id,
+                    worker=orphan.worker,
+                    began_at=orphan.killed_at,
+                    ended_at=now,
+                )
+                self.done.append(recovery)
+                self._events.write(
+                    "taken_over",
+                    job_id=orphan.job_id,
+                    worker=orphan.worker,
+                    seconds=round(recovery.seconds, 2),
                 )
             elif state in (b"running", b"queued"):
                 waiting.append(orphan)

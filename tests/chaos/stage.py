@@ -7,10 +7,12 @@ a log of its own.
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -38,6 +40,7 @@ ROOT = Path(__file__).parents[2]
 CLOCK_OFFSETS = (0.0, 300.0, -120.0)
 _RESTART_S = (0.1, 0.5)
 _LOOK_S = 0.25
+_STACKS = {"PYTHONFAULTHANDLER": "1"}  # SIGABRT writes all threads' stacks to the log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +155,7 @@ class Stage:
         self.events.write("started", actor=actor.name, pid=life.pid)
 
     def end_all(self, *roles: Role, within_s: float) -> None:
-        """SIGTERM to all of these, SIGKILL to those that are still there after that."""
+        """SIGTERM to all of these; those that are still there after that say where they hang."""
         actors = self.of(*roles)
         for actor in actors:
             actor.retired = True
@@ -166,7 +169,7 @@ class Stage:
             if actor.process is not None:
                 self.events.write("hung", actor=actor.name, pid=actor.pid)
                 actor.killed = True
-                actor.process.kill()
+                _abort(actor.process)
         self.tend()
 
     def close(self) -> None:
@@ -233,7 +236,7 @@ def _add_worker(
     patterns = [
         f"--template={pattern}" for pattern in (*(f"{t}/*" for t in tenants), f"{OWN}/{name}")
     ]
-    env = {"PREFILLQ_MAX_ATTEMPTS": str(MAX_ATTEMPTS)}
+    env = {"PREFILLQ_MAX_ATTEMPTS": str(MAX_ATTEMPTS), **_STACKS}
 
     def build(log_path: Path) -> WorkerProcess:
         if role == "fake":
@@ -264,9 +267,18 @@ def _add_producer(stage: Stage, stack: ExitStack, name: str, options: list[str])
             settings,
             log_path=log_path,
             options=[*ledger, *options],
-            env={"PYTHONPATH": str(ROOT)},
+            env={"PYTHONPATH": str(ROOT), **_STACKS},
             command=(sys.executable, "-m", "tests.chaos.producing"),
         )
 
     # Retired until the workers are there.
     stage.actors.append(Actor(name=name, role="producer", proxy=proxy, build=build, retired=True))
+
+
+def _abort(process: WorkerProcess) -> None:
+    """End it with a signal on which it writes where it is, then for good."""
+    assert process.process is not None
+    process.process.send_signal(signal.SIGABRT)
+    with suppress(subprocess.TimeoutExpired):
+        process.process.wait(5)
+    process.kill()

@@ -20,9 +20,14 @@ def main() -> int:
     if options.clock_offset:
         _shift_clock(options.clock_offset)
     # Late: what has been imported has the clock that it found.
+    from contract.errors import PrefillqError
     from tests.support.scripted_engine import run_fake_worker
 
-    return run_fake_worker(options)
+    try:
+        return run_fake_worker(options)
+    except PrefillqError as error:  # as the command line has it
+        print(error, file=sys.stderr)  # noqa: T201
+        return error.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:
