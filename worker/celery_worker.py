@@ -22,7 +22,8 @@ from kombu.exceptions import OperationalError
 from contract.celery_app import TASK_NAME, make_celery, make_queue, ring
 from contract.errors import InvalidInput, PrefillqError, RedisUnreachable
 from contract.logs import get_logger
-from contract.redis_client import errors_explained, redacted
+from contract.redis_client import errors_explained
+from contract.redis_url import redacted
 from contract.settings import Settings
 from worker import transport
 from worker.refusals import REFUSALS
