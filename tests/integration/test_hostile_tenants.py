@@ -126,7 +126,7 @@ def test_one_tenants_damage_stops_no_sweep(tenants: TwoTenants, sweep: Callable[
     kept = operator.dump(index)
     operator.set(index, "x")
     try:
-        assert [job_id for _, job_id in sweep()] == [tenants.jobs["globex"]]
+        assert tenants.jobs["globex"] in [job_id for _, job_id in sweep()]
     finally:
         operator.delete(index)
         if kept:
