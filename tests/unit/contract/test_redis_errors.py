@@ -22,9 +22,11 @@ from contract.settings import Settings
 )
 def test_commands_are_left_out(error: RedisError) -> None:
     """Their arguments are keys and what users wrote."""
-    with pytest.raises(RedisRefused, match="it says why") as caught:
-        with errors_explained(Settings()):
-            raise error
+    with (
+        pytest.raises(RedisRefused, match="it says why") as caught,
+        errors_explained(Settings()),
+    ):
+        raise error
     assert "planted" not in str(caught.value)
 
 
