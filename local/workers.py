@@ -103,7 +103,7 @@ class WorkerProcess:
             while time.monotonic() < deadline:
                 self.check_alive()
                 for description in list_workers(client, self._settings):
-                    if (description["host"], description["pid"]) == me:
+                    if (description.get("host"), description.get("pid")) == me:
                         return description
                 time.sleep(0.1)
         finally:

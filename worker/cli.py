@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from contract.console import emit_json, emit_table, json_option, note, one_line, option
+from contract.errors import CodecError
 from contract.logs import configure_logs
 from contract.redis_client import connect
 from contract.settings import GIB, KIB, MIB, Settings
@@ -15,6 +16,7 @@ from worker.engine.names import KERNELS, MODES, Auto, KernelName, Mode
 from worker.openmp import wait_passively
 from worker.options import DEFAULT_MODEL, WorkerOptions
 from worker.presence import EXPIRES_S, list_workers
+from worker.report import check_report
 
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
 
@@ -236,7 +238,10 @@ def list_command(settings: Settings, *, as_json: bool) -> None:
         note(f"no worker has reported in the last {EXPIRES_S} s")
         return
     for description in workers:
-        _show(description)
+        try:
+            _show(check_report(description))
+        except CodecError as error:  # of another release, or written by hand
+            _line(f"{description.get('id', 'a worker')!s:.80}  {error.problem}: {error.given}")
 
 
 def _line(text: str) -> None:

@@ -12,7 +12,6 @@ from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained, text
 from contract.settings import Settings
 from worker.periodic import Periodic
-from worker.report import check_report
 
 log = get_logger(__name__)
 
@@ -77,7 +76,8 @@ def _read(worker_id: str, body: bytes | str | None) -> dict[str, Any] | None:
     if not isinstance(body, bytes):
         return None
     try:
-        return check_report(unpack(body))
+        report = unpack(body)
     except CodecError as error:
         log.warning("report_unreadable", worker=worker_id, error=str(error))
         return None
+    return report if isinstance(report, dict) else None

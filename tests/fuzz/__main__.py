@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import click
-
-from tests.fuzz.running import Run, fuzz_one_input, run_for, run_target
-from tests.fuzz.targets import targets
 
 
 @click.command()
@@ -27,6 +25,14 @@ def main(
     coverage: bool,
 ) -> None:
     """Give made-up input to the TARGETs, or to all of them; exit status 1 if one broke."""
+    if coverage:
+        if len(names) != 1:
+            raise click.UsageError("--coverage takes one TARGET")
+        guide(names[0], seconds=minutes * 60, seed=seed)
+    # Late: a guided run must import it all in a way of its own.
+    from tests.fuzz.running import Run, run_for, run_target
+    from tests.fuzz.targets import targets
+
     known = targets()
     if unknown := set(names) - known.keys():
         raise click.UsageError(f"no such target: {', '.join(sorted(unknown))}; see --list")
@@ -34,11 +40,6 @@ def main(
     if only_list:
         for target in chosen:
             click.echo(f"{target.name:14} {target.about}")
-        return
-    if coverage:
-        if len(chosen) != 1:
-            raise click.UsageError("--coverage takes one TARGET")
-        guide(chosen[0].name, seconds=minutes * 60, seed=seed)
         return
     runs: list[Run] = []
     for target in chosen:
@@ -57,20 +58,25 @@ def main(
     sys.exit(1 if found else 0)
 
 
-def guide(name: str, *, seconds: float, seed: int) -> None:
+def guide(name: str, *, seconds: float, seed: int) -> NoReturn:
     """Run one target under atheris, which keeps inputs that reach new code; ends at a finding."""
     try:
         import atheris
     except ImportError as error:
         raise click.UsageError("--coverage needs atheris: pip install atheris") from error
     with atheris.instrument_imports(include=["contract", "templates", "producer", "worker"]):
-        target = targets()[name]
-    fuzz = fuzz_one_input(target)
-    atheris.Setup(
-        [sys.argv[0], f"-max_total_time={seconds:.0f}", f"-seed={seed}", "-max_len=65536"],
-        fuzz,
-    )
-    atheris.Fuzz()
+        from tests.fuzz.running import fuzz_one_input, quiet_logs
+        from tests.fuzz.targets import targets
+
+        known = targets()
+    if name not in known:
+        raise click.UsageError(f"no such target: {name}; see --list")
+    # Hypothesis makes an input of the bytes, and needs some hundreds of them from the start.
+    options = [f"-max_total_time={seconds:.0f}", f"-seed={seed}", "-max_len=4096", "-len_control=0"]
+    with quiet_logs():
+        atheris.Setup([sys.argv[0], *options], fuzz_one_input(known[name]))
+        atheris.Fuzz()
+    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from typing import Any
+from unittest.mock import patch
 
+from click.testing import CliRunner
 from hypothesis import strategies as st
 
 from contract.codec import pack, unpack
 from contract.console import json_line
 from contract.record_hash import Hash, asked, view_of
+from contract.settings import Settings
 from contract.types import CacheInfo, CacheState, Job, JobError, JobState, Result, Usage
 from templates.fill import filled_text
 from templates.registry import read_refs, version_number
@@ -20,7 +21,7 @@ from tests.fuzz.judge import Found, bounded, judged
 from tests.fuzz.mutations import BYTES, PLAIN, TEXTS, edited, edited_plain
 from tests.fuzz.targets import Target
 from tests.support.published import make_version
-from worker.cli import _show
+from worker.cli import list_command
 from worker.presence import _read
 
 _ID = "acme." + "0" * 32
@@ -101,17 +102,18 @@ def _version(data: Any) -> None:
 
 
 def _report(body: bytes) -> str:
-    """An unreadable report is left out, so there is no error to see; a readable one is shown."""
-    with bounded():
+    """`worker list` shows what it can, says of what it cannot, and leaves out what is no report."""
+    with bounded(), patch("worker.cli.list_workers", lambda *_: [report]):
         report = _read("host-1", body)
         if report is None:
             return "left out"
-        with redirect_stdout(io.StringIO()) as shown:
-            _show(report)
+        ended = CliRunner().invoke(list_command, [], obj=Settings(redis_url="redis://127.0.0.1:1"))
         json_line(report)
-    if "\x1b" in shown.getvalue():
+    if not isinstance(ended.exception, SystemExit | None):
+        raise ended.exception
+    if "\x1b" in ended.stdout:
         raise Found("codes that steer a terminal")
-    return "ok"
+    return "said" if "cannot be read" in ended.stdout else "shown"
 
 
 def _versions(found: Mapping[bytes, bytes]) -> str:

@@ -147,26 +147,31 @@ def test_keys_of_another_type_are_an_error_of_ours(client: Client, settings: Set
 
 
 def test_reports_that_are_none_are_left_out(client: Client, settings: Settings) -> None:
-    """`worker list` shows the workers that can be read, and no codes for a terminal."""
+    """`worker list` shows what it can read, says of the rest, and has no codes for a terminal."""
     from tests.fuzz.target_redis import _REPORT
 
-    bodies: dict[str, Any] = {
+    odd: dict[str, Any] = {
         "good": {**_REPORT, "id": "good\x1b[2J", "model": "m\nn"},
         "list": [],
         "empty": {},
         "text": {**_REPORT, "cache": "x"},
-        "endless": {**_REPORT, "running": 1e308},
+        "vast": {**_REPORT, "id": "vast", "running": 1e308},
     }
-    for name, body in bodies.items():
+    for name, body in odd.items():
         client.zadd(keys.WORKERS, {name: 1})
         client.set(keys.worker(name), pack(body))
     client.zadd(keys.WORKERS, {b"\xff": 1})
     client.set(keys.worker("raw"), b"\xc1")
     client.zadd(keys.WORKERS, {"raw": 1})
-    assert [report["id"] for report in list_workers(client, settings)] == ["good\x1b[2J"]
+    assert len(list_workers(client, settings)) == 4  # a list is no report, nor are raw bytes
     ran = _run(settings, "worker", "list")
     assert ran.exit_code == 0
-    assert ran.stdout.startswith("good [2J  m n on cpu")
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "a worker  a worker's report cannot be read: id: Field required"
+    assert lines[1].startswith("good [2J  m n on cpu")
+    assert any(line.startswith("vast  a worker's report cannot be read: running") for line in lines)
+    assert "\x1b" not in ran.stdout
+    assert len(_run(settings, "worker", "list", "--json").stdout.splitlines()) == 1
 
 
 def test_notices_that_are_none_end_no_wait(
