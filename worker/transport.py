@@ -2,7 +2,7 @@
 
 - An entry in a queue that is no message (somebody pushed it by hand) raises inside kombu's event
   loop, which ends the process. Here it is counted and dropped.
-- A Redis that refuses (out of memory, read-only after a failover, no permission) does the same.
+- A Redis that refuses (full, a replica now, without replicas, no permission) does the same.
   Here that is a connection error, after which Celery reconnects and tries again.
 - An acknowledgement that cannot be sent keeps its place in the prefetch count for ever, until the
   worker is connected but takes nothing more. Here the place is free; the broker delivers the
@@ -20,20 +20,14 @@ from typing import Any, ClassVar
 
 from kombu import transport
 from kombu.transport import redis as kombu_redis, virtual
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-)
+from redis.exceptions import ConnectionError as RedisConnectionError, ResponseError
 
 from worker.refusals import REFUSALS
 
 # Read off the class by Celery, off the instance by kombu.
 CONNECTION_ERRORS: tuple[type[Exception], ...] = (
     *kombu_redis.Transport.connection_errors,
-    OutOfMemoryError,
-    ReadOnlyError,
+    ResponseError,
 )
 
 
@@ -73,9 +67,6 @@ class _Tolerant:
             return self._drop(error)
         except (Empty, *CONNECTION_ERRORS):
             raise
-        except ResponseError as error:
-            # Of Redis, not of the message: a failover unblocks with one, an ACL may refuse.
-            raise RedisConnectionError(str(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever the entry did to kombu
             return self._drop(error)
 
