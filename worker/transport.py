@@ -2,7 +2,7 @@
 
 - An entry in a queue that is no message (somebody pushed it by hand) raises inside kombu's event
   loop, which ends the process. Here it is counted and dropped.
-- A Redis that refuses (out of memory, read-only after a failover, no permission) does the same.
+- A Redis that refuses (full, a replica now, without replicas, no permission) does the same.
   Here that is a connection error, after which Celery reconnects and tries again.
 - An acknowledgement that cannot be sent keeps its place in the prefetch count for ever, until the
   worker is connected but takes nothing more. Here the place is free; the broker delivers the
@@ -22,12 +22,7 @@ from typing import Any, ClassVar
 
 from kombu import transport
 from kombu.transport import redis as kombu_redis, virtual
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-)
+from redis.exceptions import ConnectionError as RedisConnectionError, ResponseError
 
 from contract.errors import InvalidInput
 from worker.doorbell import remade
@@ -37,8 +32,7 @@ from worker.rotation import TenantRotation
 # Read off the class by Celery, off the instance by kombu.
 CONNECTION_ERRORS: tuple[type[Exception], ...] = (
     *kombu_redis.Transport.connection_errors,
-    OutOfMemoryError,
-    ReadOnlyError,
+    ResponseError,
 )
 
 
@@ -85,9 +79,6 @@ class _Tolerant:
             raise
         except CONNECTION_ERRORS:
             raise
-        except ResponseError as error:
-            # Of Redis, not of the message: a failover unblocks with one, an ACL may refuse.
-            raise RedisConnectionError(str(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever the entry did to kombu
             return self._drop(error)
 

@@ -22,15 +22,21 @@ from local.redis_server import EmbeddedRedis
 from producer.client import Producer
 from templates.registry import Registry
 from tests.support.fakes import FakeWorker, fake_workers
+from tests.support.pretend import pretend_model
 from tests.support.templates import make_spec, publish
 from tests.support.waiting import running, until
 
 
 def measure(runs: int, *, lease_s: float | None, say: bool) -> list[float]:
     """Seconds from the kill to the next claim, one for each run."""
-    model = find_model("smollm2-135m-instruct", Settings.load())
+    tokenizer = find_model("smollm2-135m-instruct", Settings.load()).path
     found = []
-    with EmbeddedRedis() as server, tempfile.TemporaryDirectory() as folder:
+    with (
+        EmbeddedRedis() as server,
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as model_folder,
+    ):
+        model = pretend_model(Path(model_folder), tokenizer_from=tokenizer)
         settings = Settings.load(redis_url=server.url, lease_s=lease_s)
         with (
             connect(settings) as client,

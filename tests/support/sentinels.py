@@ -1,4 +1,4 @@
-"""A Redis with a replica and three sentinels, as real processes on this machine."""
+"""A Redis with two replicas and three sentinels, as real processes on this machine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,11 @@ class Sentinel:
 
 
 class SentinelGroup:
-    """Two servers, one of them the master, and three sentinels that agree on which."""
+    """Three servers, one of them the master, and three sentinels that agree on which.
+
+    A master writes only while a replica listens: one that was replaced and does not know it yet
+    would take writes which are lost when it learns.
+    """
 
     def __enter__(self) -> Self:
         self._stack = ExitStack()
@@ -82,18 +86,20 @@ class SentinelGroup:
 
     def _start(self) -> None:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sentinels-")))
-        first = self._stack.enter_context(EmbeddedRedis())
-        second = self._stack.enter_context(EmbeddedRedis())
-        with redis.Redis.from_url(second.url) as client:
-            client.replicaof(_HOST, _port(first))
-        self.servers = {_port(first): first, _port(second): second}
+        config = {"min-replicas-to-write": "1"}
+        servers = [self._stack.enter_context(EmbeddedRedis(config=config)) for _ in range(3)]
+        first = servers[0]
+        for server in servers[1:]:
+            with redis.Redis.from_url(server.url) as client:
+                client.replicaof(_HOST, _port(first))
+        self.servers = {_port(server): server for server in servers}
         self.sentinels = []
         for _ in range(3):
             sentinel = Sentinel(folder, _port(first))
             self._stack.callback(sentinel.kill)
             self.sentinels.append(sentinel)
         deadline = time.monotonic() + 30
-        while any(sentinel.sees() != (1, 2) for sentinel in self.sentinels):
+        while any(sentinel.sees() != (2, 2) for sentinel in self.sentinels):
             assert time.monotonic() < deadline, "the sentinels did not find each other"
             time.sleep(0.1)
 
@@ -110,9 +116,9 @@ class SentinelGroup:
         return self.servers[max(set(said), key=said.count)]
 
     def settle(self, timeout: float = 10.0) -> None:
-        """Wait until the replica has all that the master has."""
+        """Wait until the replicas have all that the master has."""
         with redis.Redis.from_url(self.master.url) as client:
-            assert client.wait(1, round(timeout * 1000)) == 1
+            assert client.wait(2, round(timeout * 1000)) == 2
 
     def __exit__(
         self,

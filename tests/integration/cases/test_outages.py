@@ -263,17 +263,17 @@ def test_q21_a_worker_comes_back_to_the_exact_set_of_queues(
     behind: Settings,
     proxy: Proxy,
     registry: Registry,
-    tiny_llama: ModelFolder,
+    model: ModelFolder,
     start_fake: StartFake,
 ) -> None:
     """Q21, worker reconnects after a Redis bounce: exact set restored, and kept up after it."""
 
     def queues(*names: str) -> set[str]:
-        return {keys.queue("acme", name, tiny_llama.model_digest) for name in names}
+        return {keys.queue("acme", name, model.model_digest) for name in names}
 
     for name in ("one", "two"):
-        publish(registry, make_spec(name), tiny_llama)
-    publish(registry, make_spec("theirs", tenant="globex"), tiny_llama)
+        publish(registry, make_spec(name), model)
+    publish(registry, make_spec("theirs", tenant="globex"), model)
     start_fake("--template", "acme/*", settings=behind)
     until(lambda: _consumed(proxy, 0) == queues("one", "two"), what="both queues")
     for bounce in (server.restart, proxy.drop):
@@ -282,7 +282,7 @@ def test_q21_a_worker_comes_back_to_the_exact_set_of_queues(
         until(lambda seen=seen: _consumed(proxy, seen), what="a BRPOP after the bounce")
         time.sleep(2)
         assert _consumed(proxy, seen) == queues("one", "two")
-    publish(registry, make_spec("three"), tiny_llama)
+    publish(registry, make_spec("three"), model)
     until(lambda: _consumed(proxy, 0) == queues("one", "two", "three"), what="the new queue")
 
 
@@ -332,7 +332,7 @@ def test_q22_a_full_redis_refuses_clearly_and_loses_nothing(
         worker.check_alive()
         assert at_work.status() is JobState.RUNNING
     _all_done([at_work, queued])
-    assert len(worker.lines("job_finished")) == 2
+    until(lambda: len(worker.lines("job_finished")) == 2, what="its line follows the commit")
     assert len(client.keys("pq:acme:job:*")) == 2
 
 
