@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -422,19 +423,25 @@ def test_an_entry_larger_than_the_budget_pushes_none_out(tmp_path: Path, log: Lo
 # What can go wrong while writing.
 
 
-@pytest.fixture
+@contextmanager
 def no_space() -> Iterator[None]:
-    """Files end at 20,000 bytes for this process, as on a disk that is full."""
+    """Files end at 20,000 bytes for this process, as on a disk that is full.
+
+    Not a fixture: pytest's own output may be a longer file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_is_harmless(store: PrefixStore, log: Log, no_space: None) -> None:
+def test_a_full_disk_is_harmless(store: PrefixStore, log: Log) -> None:
     """A write that fails half-way is said, and leaves nothing behind."""
     entry = prefill()
-    path = save(store, entry)
+    with no_space():
+        path = save(store, entry)
     assert len(log.reasons("prefix_not_stored")) == 1
     assert list(path.parent.iterdir()) == []
     assert load(store, entry) is None
