@@ -171,7 +171,7 @@ def _worker() -> list[Grant]:
         Grant(purpose="tell of ended jobs", commands="publish", on=(f"&{keys.notices('*')}",)),
         Grant(
             purpose="take messages, put them back, ring again, see whose turn is next",
-            commands="brpop lpush rpush lindex",
+            commands="brpop lpush rpush llen lindex",
             on=_read_write(messages),
         ),
         Grant(

@@ -8,7 +8,7 @@
   worker is connected but takes nothing more. Here the place is free; the broker delivers the
   message once more, and finds its job ended.
 - A message that came over a connection which was closed since cannot be acknowledged, and trying to
-  ends the process. Here that is a connection error too.
+  ends the process. Here its place is freed, and that is all.
 
 It is also the door at which messages are taken apart (`worker.doorbell`).
 """
@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from kombu import transport
 from kombu.transport import redis as kombu_redis, virtual
-from redis.exceptions import ConnectionError as RedisConnectionError, ResponseError
+from redis.exceptions import ResponseError
 
 from contract.errors import InvalidInput
 from worker.doorbell import remade
@@ -40,19 +40,28 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]
     """Frees a message's place even when Redis cannot be told."""
 
     def ack(self, delivery_tag: str) -> None:
-        with self._place_freed(delivery_tag):
-            super().ack(delivery_tag)
+        with self._place_freed(delivery_tag) as told:
+            if told:
+                super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        with self._place_freed(delivery_tag):
-            super().reject(delivery_tag, requeue=requeue)
+        with self._place_freed(delivery_tag) as told:
+            if told:
+                super().reject(delivery_tag, requeue=requeue)
 
     @contextmanager
-    def _place_freed(self, delivery_tag: str) -> Iterator[None]:
+    def _place_freed(self, delivery_tag: str) -> Iterator[bool]:
+        """Gives whether Redis can be told over the connection that brought the message.
+
+        Where that was closed since, kombu would fall over it, and there is nothing to mend: the
+        broker delivers the message once more.
+        """
+        if self.channel.connection is None:
+            virtual.QoS.ack(self, delivery_tag)
+            yield False
+            return
         try:
-            if self.channel.connection is None:
-                raise RedisConnectionError("the connection that brought the message is gone")
-            yield
+            yield True
         except CONNECTION_ERRORS:
             virtual.QoS.ack(self, delivery_tag)
             raise
