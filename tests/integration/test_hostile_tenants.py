@@ -54,6 +54,11 @@ def sweep(tenants: TwoTenants) -> Iterator[Callable[[], Rung]]:
 
         def run() -> Rung:
             rung: Rung = []
+            for tenant in ("acme", "globex"):
+                queued = keys.queued(tenant)
+                if tenants.operator.type(queued) == b"zset":
+                    for entry in tenants.operator.zrange(queued, 0, -1):
+                        tenants.operator.zadd(queued, {entry: 0})
             janitor = Janitor(
                 client=client,
                 settings=settings,
