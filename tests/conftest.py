@@ -124,22 +124,29 @@ def client(settings: Settings) -> Iterator[redis.Redis]:
         yield connection
 
 
+def _logged_in(settings: Settings, logins: Logins, url: str) -> Settings:
+    """Other users of the suite's own Redis; a test with a Redis of its own has one user for all."""
+    if not logins.restricted or settings.redis_url != logins.operator:
+        return settings
+    return settings.model_copy(update={"redis_url": url})
+
+
 @pytest.fixture
 def producer_settings(settings: Settings, logins: Logins) -> Settings:
     """The same as `settings`, for one who submits."""
-    return settings.model_copy(update={"redis_url": logins.producer})
+    return _logged_in(settings, logins, logins.producer)
 
 
 @pytest.fixture
 def admin_settings(settings: Settings, logins: Logins) -> Settings:
     """The same as `settings`, for one who publishes templates."""
-    return settings.model_copy(update={"redis_url": logins.admin})
+    return _logged_in(settings, logins, logins.admin)
 
 
 @pytest.fixture
 def worker_settings(settings: Settings, logins: Logins) -> Settings:
     """The same as `settings`, for a worker."""
-    return settings.model_copy(update={"redis_url": logins.worker})
+    return _logged_in(settings, logins, logins.worker)
 
 
 @pytest.fixture

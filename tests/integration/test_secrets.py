@@ -66,21 +66,6 @@ def settings(locked_redis: EmbeddedRedis, tmp_path: Path) -> Settings:
     return chosen
 
 
-@pytest.fixture
-def admin_settings(settings: Settings) -> Settings:
-    return settings
-
-
-@pytest.fixture
-def producer_settings(settings: Settings) -> Settings:
-    return settings
-
-
-@pytest.fixture
-def worker_settings(settings: Settings) -> Settings:
-    return settings
-
-
 def _error(call: Callable[[], object]) -> str:
     """All that the raised error says: itself, its plain form, and a traceback with its causes."""
     with pytest.raises(PrefillqError) as caught:
