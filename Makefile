@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints.txt
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install model demo test lint format bench clean
+.PHONY: help install model demo test chaos lint format bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -27,6 +27,11 @@ demo: model  ## Run the whole thing: Redis, worker, templates, jobs of two tenan
 
 test: model  ## Run all tests: unit, integration, acceptance
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+
+MINUTES ?= 5
+SEED ?= 1
+chaos: model  ## Kill, pause and cut everything for MINUTES=5 with SEED=1, and account for every job
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --seed $(SEED) $(CHAOS_ARGS)
 
 lint: install  ## Style, types and the direction of imports
 	$(BIN)/ruff check .

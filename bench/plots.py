@@ -63,7 +63,12 @@ def _draw(outcome: dict[str, Any], target: Path) -> None:
     axis = "prefix_len" if by_prefix else "batch"
     figure, plot = plt.subplots(figsize=(7, 4.2), dpi=160, layout="constrained")
     for peer, name in _NAMES.items():
-        points = sorted((row[axis], row["median_s"]) for row in rows if row["peer"] == peer)
+        # The same peer, however its threads wait.
+        points = sorted(
+            (row[axis], row["median_s"])
+            for row in rows
+            if row["peer"].removesuffix("_spinning") == peer
+        )
         if points:
             xs, ys = zip(*points, strict=True)
             plot.plot(xs, ys, "o-", color=_COLOURS[peer], label=name)
@@ -74,6 +79,9 @@ def _draw(outcome: dict[str, Any], target: Path) -> None:
     ticks = sorted({row[axis] for row in rows})
     plot.set_xscale("log", base=2)
     plot.set_yscale("log")
+    for plain in (plot.yaxis.set_major_formatter, plot.yaxis.set_minor_formatter):
+        plain(lambda seconds, _: f"{seconds:g}")
+    plot.tick_params(axis="y", which="both", labelsize=7)
     plot.set_xticks(ticks, [str(tick) for tick in ticks])
     plot.set_xlabel("tokens of the prefix" if by_prefix else "jobs at once")
     plot.set_ylabel("seconds per job")
@@ -83,7 +91,7 @@ def _draw(outcome: dict[str, Any], target: Path) -> None:
         fontsize=7,
     )
     plot.grid(visible=True, which="both", alpha=0.25)
-    plot.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(target)
     plt.close(figure)
 

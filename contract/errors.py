@@ -7,7 +7,7 @@ The command line turns `exit_code` into the process's exit status and `code` int
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from contract.types import Result
@@ -22,6 +22,7 @@ class PrefillqError(Exception):
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
+    passing: ClassVar[bool] = False  # True: the same job may well succeed at another attempt
 
     def __init__(
         self, problem: str, *, given: object = None, expected: object = None, remedy: str = ""
@@ -120,6 +121,19 @@ class Conflict(PrefillqError):
 
     code = "conflict"
     exit_code = 7
+
+
+class OverLimit(Conflict):
+    """The tenant may not have more at the moment. Nothing was enqueued.
+
+    `retry_after_s`: seconds until there may be room, None when that depends on its other jobs.
+    """
+
+    code = "over_limit"
+
+    def __init__(self, problem: str, *, retry_after_s: float | None = None, **details: Any) -> None:
+        super().__init__(problem, **details)
+        self.retry_after_s = retry_after_s
 
 
 class JobFailed(PrefillqError):

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from contract.errors import InvalidInput
 
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
-_JOB_ID = re.compile(rf"({_NAME.pattern})\.([0-9a-f]{{32}})")
+NAME = r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?"
+_NAME = re.compile(NAME)
+_JOB_ID = re.compile(rf"({NAME})\.([0-9a-f]{{32}})")
 
 
 def check_name(kind: str, value: str) -> str:
@@ -24,6 +25,11 @@ def check_name(kind: str, value: str) -> str:
     return value
 
 
+def is_name(value: str) -> bool:
+    """True for what `check_name` takes."""
+    return _NAME.fullmatch(value) is not None
+
+
 def new_job_id(tenant: str) -> str:
     """A fresh id that names its tenant and sorts by time: 48 bits of milliseconds, 80 random."""
     return f"{tenant}.{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
@@ -31,7 +37,7 @@ def new_job_id(tenant: str) -> str:
 
 def tenant_of(job_id: str) -> str:
     """The tenant inside a job id; InvalidInput when it is no job id."""
-    match = _JOB_ID.fullmatch(job_id)
+    match = _JOB_ID.fullmatch(job_id) if isinstance(job_id, str) else None
     if match is None:
         raise InvalidInput(
             "not a job id",
@@ -69,6 +75,10 @@ DEFAULT_LABEL = "production"
 
 def parse_address(text: str) -> TemplateAddress:
     """Parse `tenant/name[@version-or-label]`; InvalidInput names the part that is wrong."""
+    if not isinstance(text, str):
+        raise InvalidInput(
+            "a template address is text", given=type(text).__name__, expected="tenant/name"
+        )
     path, at, selector = text.partition("@")
     tenant, slash, name = path.partition("/")
     if not slash or (at and not selector):

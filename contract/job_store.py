@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError
+from contract.described import describe
+from contract.errors import Conflict, InvalidInput, NotFound, OverLimit, PrefillqError
 from contract.types import Job, JobError, JobState, Result, Timings
 
-Refusal = Literal["ended", "cancelled", "expired", "leased", "not_found"]
+Refusal = Literal[
+    "ended", "cancelled", "expired", "leased", "delayed", "limited", "dead", "not_found"
+]
 Renewal = Literal["ok", "cancel_requested", "lost"]
 StopReason = Literal["cancelled", "expired", "lost"]
+Held = tuple[str, int]  # a claimed job's id and its fence
 
 MAX_DEADLINE_S = 366 * 86_400.0
 MAX_KEY_CHARS = 256
@@ -67,6 +71,7 @@ class Doorbell:
     job_id: str
     queue: str
     state: JobState  # queued, or running with a lease that ran out
+    silent: bool = False  # queued without a message: tried before, or held back by a limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,7 @@ class JobView:
     finished_at: float | None
     result: Result | None  # set exactly when `state.ended`
     cancel_requested: bool
+    dead: bool = False  # it failed with its last attempt, and waits for an operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +93,15 @@ class Notice:
 
     tenant: str
     job_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimits:
+    """What a tenant may have at most; None is no limit."""
+
+    rate_per_s: float | None = None  # submits; a second's worth of them may come at once
+    max_queued: int | None = None
+    max_running: int | None = None
 
 
 class NoticeStream(Protocol):
@@ -117,7 +132,8 @@ class JobStore(Protocol):
     ) -> Submitted:
         """Write a `queued` record, or find the one first written under the key.
 
-        Raises Conflict when the key was used with other input, or when the queue is full.
+        Raises Conflict when the key was used with other input or the queue is full, OverLimit
+        when the tenant has as much as it may.
         """
         ...
 
@@ -137,8 +153,16 @@ class JobStore(Protocol):
         """Move the lease's end to `lease_s` seconds from now, while the fence is the newest."""
         ...
 
+    def renew_many(self, held: Sequence[Held], lease_s: float) -> list[Renewal | PrefillqError]:
+        """As `renew` for each, in one round trip; a refusal stands in its place, not raised."""
+        ...
+
     def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
-        """Why a running job should stop now; cheap enough to ask between decode steps."""
+        """Why a running job should stop now."""
+        ...
+
+    def stop_reasons(self, held: Sequence[Held]) -> list[StopReason | PrefillqError | None]:
+        """As `stop_reason` for each, in one round trip; a refusal stands in its place."""
         ...
 
     def commit(self, result: Result, fence: int) -> Result | None:
@@ -151,15 +175,46 @@ class JobStore(Protocol):
         """
         ...
 
-    def note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
-        """Add the seconds that a commit took, known only after it, to the result's timings."""
+    def note_commit(self, job_id: str, fence: int, commit_s: float) -> Doorbell | None:
+        """Add the seconds that a commit took, known only after it, to the result's timings.
+
+        Returns whom to ring for: a job of the tenant that was refused because too many ran.
+        """
         ...
 
-    def overdue(self, tenant: str, *, queued_for_s: float, limit: int) -> list[Doorbell]:
-        """Jobs that may lack a message: leases that ran out, and jobs queued for that long.
+    def overdue(self, tenant: str, *, limit: int) -> list[Doorbell]:
+        """Jobs that may lack a message: leases that ran out, and jobs queued for long.
 
         At most `limit` of each kind, longest overdue first.
         """
+        ...
+
+    def rung(self, doorbells: Sequence[Doorbell]) -> None:
+        """These have a message now: they are not overdue for another lease."""
+        ...
+
+    def retry(self, result: Result, fence: int, delay_s: float) -> JobState | None:
+        """End a failed attempt; the next may begin in `delay_s` seconds.
+
+        Returns the job's state then: `queued`; or `failed` with this result when it was the last
+        attempt (`Settings.max_attempts`), and the job is dead; or what a cancel or the deadline
+        made of it. None means that the claim was lost, and nothing was changed.
+        """
+        ...
+
+    def dead(self, tenant: str, *, limit: int) -> list[JobView]:
+        """The tenant's dead jobs, the last to die first."""
+        ...
+
+    def revive(self, job_id: str, *, deadline_s: float | None = None) -> str:
+        """Give a dead job all its attempts again; returns the queue where to ring.
+
+        Raises NotFound, and Conflict when it is not dead.
+        """
+        ...
+
+    def drop(self, job_id: str) -> None:
+        """Erase a dead job. Raises NotFound, and Conflict when it is not dead."""
         ...
 
     def release(self, job_id: str, fence: int) -> bool:
@@ -181,6 +236,14 @@ class JobStore(Protocol):
         """The state of each job in few round trips; None where there is no record."""
         ...
 
+    def set_limits(self, tenant: str, limits: TenantLimits) -> None:
+        """From now on; jobs that are queued or running stay."""
+        ...
+
+    def limits(self, tenant: str) -> TenantLimits:
+        """As set last, or none."""
+        ...
+
     def notices(self) -> NoticeStream:
         """A new stream; nothing arrives before the first `follow`."""
         ...
@@ -198,7 +261,7 @@ def check_submission(submission: Submission) -> None:
     if key is not None and not _usable_key(key):
         raise InvalidInput(
             "not an idempotency key",
-            given=f"{key!r:.80}",
+            given=describe(key),
             expected=f"1 to {MAX_KEY_CHARS} characters of valid Unicode text",
         )
 
@@ -220,7 +283,21 @@ def check_ended(result: Result) -> None:
 
 
 def end_without_result(job: Job, state: JobState, worker: str, finished_at: float) -> Result:
-    """The Result of a job that was cancelled or expired while nobody ran it."""
+    """The Result of a job that ended while nobody ran it."""
+    if state is JobState.FAILED:
+        return Result(
+            job_id=job.id,
+            ref=job.ref,
+            status=state,
+            timings=Timings(total_s=max(0.0, finished_at - job.created_at)),
+            worker=worker,
+            attempt=job.attempt,
+            error=JobError(
+                code="attempts_exhausted",
+                message=f"{job.attempt} attempts began and none ended: their workers died",
+                remedy="It may be what ends them; see `prefillq dead show`.",
+            ),
+        )
     if state is JobState.EXPIRED:
         error = JobError(
             code="expired",
@@ -293,6 +370,41 @@ def queue_full(job: Job, limit: int) -> Conflict:
         given="one more job",
         expected=f"at most {limit} waiting (limits.max_queue)",
         remedy="Submit again when workers have caught up.",
+    )
+
+
+def check_limits(limits: TenantLimits) -> None:
+    """Raise InvalidInput for what is no limit."""
+    rate, counts = limits.rate_per_s, (limits.max_queued, limits.max_running)
+    if rate is not None and not 1e-4 <= rate <= 1e6:
+        raise InvalidInput("not a rate", given=f"{rate!r:.40}", expected="0.0001 to 1e6 a second")
+    for count in counts:
+        if count is not None and not 0 <= count <= 10**9:
+            raise InvalidInput("not a limit", given=f"{count!r:.40}", expected="0 to 1000000000")
+
+
+def over_queued(tenant: str, limit: int) -> OverLimit:
+    return OverLimit(
+        f"{tenant} has as many queued jobs as it may",
+        given="one more job",
+        expected=f"at most {limit}",
+        remedy="Submit again when workers have caught up.",
+    )
+
+
+def over_rate(tenant: str, retry_after_s: float) -> OverLimit:
+    return OverLimit(
+        f"{tenant} submits faster than it may",
+        remedy=f"Submit again in {retry_after_s:.3g} s.",
+        retry_after_s=retry_after_s,
+    )
+
+
+def not_dead(job_id: str, state: JobState) -> Conflict:
+    return Conflict(
+        "the job is not dead",
+        given=f"{job_id}, which is {state}",
+        expected="a job that used up its attempts, as `prefillq dead list` shows them",
     )
 
 

@@ -1,5 +1,9 @@
-"""Redis keys. Everything a tenant owns lies under `pq:<tenant>:`, so that one ACL pattern
-covers it; what workers share lies under `pq:*:` names that no tenant can have.
+"""Redis keys. Everything a tenant owns lies under `pq:<tenant>:` or, for its queues, under
+`pq:_broker:<tenant>/`, so that ACL patterns can tell tenants apart; what workers share lies under
+names that begin with `_`, as no tenant's does.
+
+What producers may write (jobs and their indexes) and what they may only read (`templates` and all
+of `template:`) have no prefix in common either; `tenants.grants` has the patterns.
 """
 
 from __future__ import annotations
@@ -8,7 +12,7 @@ import hashlib
 
 PREFIX = "pq:"
 WORKERS = "pq:_workers"  # sorted set: worker id -> last heartbeat
-TENANTS = "pq:_tenants"  # set of tenant names that have published a template
+TENANTS = "pq:_tenants"  # set: tenants that may have templates, for workers to look into
 JANITOR = "pq:_janitor"  # string with an expiry: the worker that sweeps now
 BROKER_PREFIX = "pq:_broker:"  # Celery's own keys (kombu's global_keyprefix)
 
@@ -25,18 +29,38 @@ def idempotency(tenant: str, key: str) -> str:
 
 
 def queued(tenant: str) -> str:
-    """Sorted set: ids of queued jobs by time of submit."""
+    """Sorted set: ids of queued jobs by when to ring again, should one still be there then."""
     return f"pq:{tenant}:queued"
 
 
 def waiting(tenant: str, template: str) -> str:
     """Sorted set: ids of a template's queued jobs by deadline; its size is the queue's length."""
-    return f"pq:{tenant}:template:{template}:waiting"
+    return f"pq:{tenant}:waiting:{template}"
 
 
 def running(tenant: str) -> str:
     """Sorted set: ids of running jobs by the end of their lease."""
     return f"pq:{tenant}:running"
+
+
+def dead(tenant: str) -> str:
+    """Sorted set: ids of jobs that used up their attempts by the time they did."""
+    return f"pq:{tenant}:dead"
+
+
+def held(tenant: str) -> str:
+    """Sorted set: ids of queued jobs that wait for another of the tenant's to end."""
+    return f"pq:{tenant}:held"
+
+
+def limits(tenant: str) -> str:
+    """Hash: what the tenant may do at most; see `contract.job_store.TenantLimits`."""
+    return f"pq:{tenant}:limits"
+
+
+def rate(tenant: str) -> str:
+    """Hash: how many jobs the tenant may submit at once now, and since when that is so."""
+    return f"pq:{tenant}:rate"
 
 
 def notices(tenant: str) -> str:
@@ -69,6 +93,11 @@ def labels(tenant: str, template: str) -> str:
     return f"pq:{tenant}:template:{template}:labels"
 
 
+def retired(tenant: str, template: str) -> str:
+    """Hash: number of a version that takes no new jobs -> when it was retired."""
+    return f"pq:{tenant}:template:{template}:retired"
+
+
 def worker(worker_id: str) -> str:
     """String with an expiry: what the worker last reported, msgpack."""
     return f"pq:_worker:{worker_id}"
@@ -86,3 +115,8 @@ def queue(tenant: str, template: str, model_digest: str) -> str:
     instead of failing on others.
     """
     return f"{tenant}/{template}/{model_digest[:12]}"
+
+
+def tenant_of_queue(queue_name: str) -> str:
+    """The tenant whose messages a Celery queue carries."""
+    return queue_name.partition("/")[0]

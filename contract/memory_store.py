@@ -19,21 +19,28 @@ from contract.job_store import (
     COMMIT_GRACE_S,
     Claimed,
     Doorbell,
+    Held,
     JobView,
     Notice,
     NoticeStream,
+    Refusal,
     Refused,
     Renewal,
     StopReason,
     Submission,
     Submitted,
+    TenantLimits,
     already_ended,
     check_ended,
+    check_limits,
     check_submission,
     end_without_result,
     fit_result,
     key_taken,
     no_such_job,
+    not_dead,
+    over_queued,
+    over_rate,
     queue_full,
     with_commit_time,
 )
@@ -51,6 +58,10 @@ class _Record:
     submits: int = 1
     worker: str = ""
     lease_until: float = 0.0
+    ring_at: float  # when it is overdue, while it is queued or running
+    not_before: float = 0.0
+    ended_attempt: int = 0
+    dead: bool = False
     cancel_requested: bool = False
     result: Result | None = None
     commit_s: float = 0.0
@@ -67,6 +78,9 @@ class MemoryJobStore:
         self._records: dict[str, _Record] = {}
         self._first_of_key: dict[tuple[str, str], str] = {}  # (tenant, idempotency key) -> job id
         self._streams: list[_MemoryNotices] = []
+        self._limits: dict[str, TenantLimits] = {}
+        self._buckets: dict[str, tuple[float, float]] = {}  # tokens, and when that was
+        self._held_back: dict[str, None] = {}  # job ids held back by a limit, in order of submit
 
     def submit(
         self,
@@ -111,6 +125,17 @@ class MemoryJobStore:
             limit = submission.max_queue
             if limit is not None and self._waiting(job, now) >= limit:
                 return queue_full(job, limit)
+            limits = self._limits.get(tenant, TenantLimits())
+            queued = self._of(tenant, JobState.QUEUED)
+            if limits.max_queued is not None and len(queued) >= limits.max_queued:
+                return over_queued(tenant, limits.max_queued)
+            if (rate := limits.rate_per_s) is not None:
+                most = max(1.0, rate)
+                tokens, at = self._buckets.get(tenant, (most, now))
+                tokens = min(most, tokens + max(0.0, now - at) * rate)
+                if tokens < 1:
+                    return over_rate(tenant, (1 - tokens) / rate)
+                self._buckets[tenant] = (tokens - 1, now)
             deadline_at = now + (submission.deadline_s or self._settings.default_deadline_s)
             record = self._records[job.id] = _Record(
                 job=replace(
@@ -123,6 +148,7 @@ class MemoryJobStore:
                 ),
                 input_digest=submission.input_digest,
                 deadline_at=deadline_at,
+                ring_at=now + self._settings.lease_s,
                 expires_at=deadline_at + self._settings.result_ttl_s + COMMIT_GRACE_S,
             )
             if key is not None:
@@ -149,28 +175,52 @@ class MemoryJobStore:
             record, free = self._settled(job_id)
             if record is None:
                 return Refused(reason="not_found", state=None)
-            match record.state:
-                case JobState.CANCELLED:
-                    return Refused(reason="cancelled", state=record.state)
-                case JobState.EXPIRED:
-                    return Refused(reason="expired", state=record.state)
-                case state if state.ended:
-                    return Refused(reason="ended", state=state)
-            if not free:
-                return Refused(reason="leased", state=record.state)
+            if reason := self._refusal(record, free=free):
+                return Refused(reason=reason, state=record.state)
             now, job = self._clock(), record.job
+            self._held_back.pop(job_id, None)
+            record.not_before = 0.0
             record.job = replace(job, attempt=job.attempt + 1, fence=job.fence + 1)
             record.state, record.worker = JobState.RUNNING, worker_id
-            record.lease_until = now + lease_s
+            record.lease_until = record.ring_at = now + lease_s
             return Claimed(job=record.job, queued_s=now - job.created_at)
+
+    def _refusal(self, record: _Record, *, free: bool) -> Refusal | None:
+        match record.state:
+            case JobState.CANCELLED:
+                return "cancelled"
+            case JobState.EXPIRED:
+                return "expired"
+            case state if state.ended:
+                return "ended"
+        if not free:
+            return "leased"
+        if record.not_before > self._clock():
+            return "delayed"
+        if record.job.attempt >= self._settings.max_attempts:
+            self._bury(record)
+            return "dead"
+        tenant = record.job.ref.tenant
+        limit = self._limits.get(tenant, TenantLimits()).max_running
+        others = [r for r in self._of(tenant, JobState.RUNNING) if r is not record]
+        if limit is not None and len(others) >= limit:
+            self._held_back[record.job.id] = None
+            return "limited"
+        return None
 
     def renew(self, job_id: str, fence: int, lease_s: float) -> Renewal:
         with self._lock:
             record = self._held(job_id, fence)
             if record is None:
                 return "lost"
-            record.lease_until = self._clock() + lease_s
+            record.lease_until = record.ring_at = self._clock() + lease_s
             return "cancel_requested" if record.cancel_requested else "ok"
+
+    def renew_many(self, held: Sequence[Held], lease_s: float) -> list[Renewal | PrefillqError]:
+        return [self.renew(job_id, fence, lease_s) for job_id, fence in held]
+
+    def stop_reasons(self, held: Sequence[Held]) -> list[StopReason | PrefillqError | None]:
+        return [self.stop_reason(job_id, fence) for job_id, fence in held]
 
     def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
         with self._lock:
@@ -198,28 +248,107 @@ class MemoryJobStore:
             self._finish(record, result.status)
         return result
 
-    def note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
+    def note_commit(self, job_id: str, fence: int, commit_s: float) -> Doorbell | None:
         with self._lock:
             record = self._live(job_id)
             if record is not None and record.job.fence == fence and record.result is not None:
                 record.commit_s = commit_s
+            for held_id in self._held_of(tenant_of(job_id)):
+                del self._held_back[held_id]
+                held = self._live(held_id)
+                if held is not None and held.state is JobState.QUEUED:
+                    return Doorbell(
+                        job_id=held_id, queue=held.job.queue, state=held.state, silent=True
+                    )
+        return None
 
-    def overdue(self, tenant: str, *, queued_for_s: float, limit: int) -> list[Doorbell]:
+    def overdue(self, tenant: str, *, limit: int) -> list[Doorbell]:
         with self._lock:
             now = self._clock()
-            mine = [r for r in self._records.values() if r.job.ref.tenant == tenant]
-            running = [r for r in mine if r.state is JobState.RUNNING and r.lease_until <= now]
-            queued = [
-                r
-                for r in mine
-                if r.state is JobState.QUEUED and r.job.created_at <= now - queued_for_s
-            ]
-            running.sort(key=lambda r: r.lease_until)
-            queued.sort(key=lambda r: r.job.created_at)
+            late = sorted(
+                (
+                    record
+                    for record in self._records.values()
+                    if record.job.ref.tenant == tenant
+                    and not record.state.ended
+                    and record.ring_at <= now
+                ),
+                key=lambda record: record.ring_at,
+            )
+            max_running = self._limits.get(tenant, TenantLimits()).max_running
+            free = limit
+            if max_running is not None:
+                free = max(0, max_running - len(self._of(tenant, JobState.RUNNING)))
+            freed = [
+                record
+                for job_id in self._held_of(tenant)
+                if (record := self._live(job_id)) and record.state is JobState.QUEUED
+            ][:free]
+            late = [record for record in late if record not in freed]
             return [
-                Doorbell(job_id=r.job.id, queue=r.job.queue, state=r.state)
-                for r in (*running[:limit], *queued[:limit])
+                Doorbell(job_id=r.job.id, queue=r.job.queue, state=r.state, silent=True)
+                for r in freed
+            ] + [
+                Doorbell(job_id=r.job.id, queue=r.job.queue, state=state, silent=r.not_before > 0)
+                for state in (JobState.RUNNING, JobState.QUEUED)
+                for r in [r for r in late if r.state is state][:limit]
             ]
+
+    def rung(self, doorbells: Sequence[Doorbell]) -> None:
+        with self._lock:
+            for bell in doorbells:
+                record = self._live(bell.job_id)
+                if record is not None and record.state is bell.state:
+                    record.ring_at = self._clock() + self._settings.lease_s
+
+    def retry(self, result: Result, fence: int, delay_s: float) -> JobState | None:
+        with self._lock:
+            record = self._held(result.job_id, fence)
+            if record is None:
+                record = self._live(result.job_id)
+                if record is None:
+                    return None
+                again = record.ended_attempt == fence or (
+                    (record.job.fence, record.result) == (fence, result)
+                )
+                return record.state if again else None
+            if record.job.attempt >= self._settings.max_attempts:
+                record.result = result
+                self._bury(record)
+            else:
+                record.not_before = record.ring_at = self._clock() + delay_s
+                record.ended_attempt = fence
+                record.state, record.worker = JobState.QUEUED, ""
+                self._settled(result.job_id)
+            return record.state
+
+    def dead(self, tenant: str, *, limit: int) -> list[JobView]:
+        with self._lock:
+            dead = [
+                record
+                for job_id in tuple(self._records)
+                if (record := self._live(job_id)) and record.dead
+                if record.job.ref.tenant == tenant
+            ]
+            dead.sort(key=lambda record: record.finished_at or 0.0, reverse=True)
+            return [self.get(record.job.id) for record in dead[:limit]]
+
+    def revive(self, job_id: str, *, deadline_s: float | None = None) -> str:
+        with self._lock:
+            record, now = self._dead(job_id), self._clock()
+            deadline_at = now + (deadline_s or self._settings.default_deadline_s)
+            record.job = replace(record.job, attempt=0, deadline_at=deadline_at)
+            record.deadline_at, record.ring_at = deadline_at, now
+            record.expires_at = deadline_at + self._settings.result_ttl_s + COMMIT_GRACE_S
+            record.state, record.dead, record.cancel_requested = JobState.QUEUED, False, False
+            record.result, record.finished_at, record.commit_s = None, None, 0.0
+            record.not_before, record.ended_attempt, record.worker = 0.0, 0, ""
+            return record.job.queue
+
+    def drop(self, job_id: str) -> None:
+        with self._lock:
+            self._dead(job_id)
+            del self._records[job_id]
 
     def release(self, job_id: str, fence: int) -> bool:
         with self._lock:
@@ -228,6 +357,7 @@ class MemoryJobStore:
                 return False
             record.job = replace(record.job, attempt=record.job.attempt - 1)
             record.state, record.worker = JobState.QUEUED, ""
+            record.ring_at = self._clock()
             self._settled(job_id)
         return True
 
@@ -265,6 +395,7 @@ class MemoryJobStore:
                 finished_at=record.finished_at,
                 result=result,
                 cancel_requested=record.cancel_requested,
+                dead=record.dead,
             )
 
     def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
@@ -272,11 +403,45 @@ class MemoryJobStore:
             records = [self._settled(job_id)[0] for job_id in job_ids]
             return [None if record is None else record.state for record in records]
 
+    def set_limits(self, tenant: str, limits: TenantLimits) -> None:
+        check_limits(limits)
+        with self._lock:
+            self._limits[tenant] = limits
+
+    def limits(self, tenant: str) -> TenantLimits:
+        with self._lock:
+            return self._limits.get(tenant, TenantLimits())
+
     def notices(self) -> NoticeStream:
         stream = _MemoryNotices()
         with self._lock:
             self._streams = [s for s in self._streams if not s.closed] + [stream]
         return stream
+
+    def _of(self, tenant: str, state: JobState) -> list[_Record]:
+        return [
+            record
+            for record in self._records.values()
+            if record.state is state and record.job.ref.tenant == tenant
+        ]
+
+    def _held_of(self, tenant: str) -> list[str]:
+        held = [job_id for job_id in self._held_back if tenant_of(job_id) == tenant]
+        return sorted(held, key=lambda job_id: self._records[job_id].job.created_at)
+
+    def _dead(self, job_id: str) -> _Record:
+        tenant_of(job_id)
+        record = self._live(job_id)
+        if record is None:
+            raise no_such_job(job_id)
+        if not record.dead:
+            raise not_dead(job_id, record.state)
+        return record
+
+    def _bury(self, record: _Record) -> None:
+        record.dead = True
+        self._finish(record, JobState.FAILED)
+        record.expires_at = self._clock() + self._settings.dead_ttl_s
 
     def _live(self, job_id: str) -> _Record | None:
         record = self._records.get(job_id)

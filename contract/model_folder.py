@@ -11,12 +11,16 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from contract.canonical import canonical_json, digest
 from contract.errors import ModelError
+from contract.files import open_regular, read_text
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_WEIGHTS = "*.safetensors"
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")  # weights that run code when they are loaded
+_CODE = "*.py"
+MAX_JSON_BYTES = 256 * 2**20  # the largest tokenizers have some 40 MB
 _TEXTS = (
     "chat_template.jinja",
     "config.json",
@@ -46,13 +50,21 @@ class ModelFolder:
 
 def read_model_folder(name: str, path: Path) -> ModelFolder:
     """Read and hash a model folder (about 1 s per GB). Raises ModelError naming what lacks."""
+    try:
+        return _read(name, path)
+    except (ValueError, RecursionError) as error:  # infinite numbers, text that is no Unicode
+        raise ModelError(
+            f"a file of model {name} holds what no digest can be taken of",
+            given=type(error).__name__,
+            expected="JSON with finite numbers and valid Unicode text",
+        ) from error
+
+
+def _read(name: str, path: Path) -> ModelFolder:
     config = _json(path, "config.json", name)
     generation = _json(path, "generation_config.json", name, optional=True)
     tokenizer_config = _json(path, "tokenizer_config.json", name, optional=True)
-    chat_template = _chat_template(path, tokenizer_config)
-    text_config = config.get("text_config", config)
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
-    architectures = config.get("architectures") or [config.get("model_type", "")]
+    chat_template = _chat_template(path, tokenizer_config, name)
     return ModelFolder(
         name=name,
         path=path,
@@ -60,23 +72,33 @@ def read_model_folder(name: str, path: Path) -> ModelFolder:
             {
                 "config": _stable(config),
                 "generation": _stable(generation),
-                "weights": {file.name: file_digest(file) for file in _weights(path, name)},
+                "weights": _digests(_weights(path, name), name),
+                **({"code": _digests(code, name)} if (code := _code_files(path, config)) else {}),
             }
         ),
         tokenizer_digest=tokenizer_digest(path, name, chat_template),
         chat_template=chat_template,
-        bos_token=_token_text(tokenizer_config.get("bos_token")),
-        eos_token=_token_text(tokenizer_config.get("eos_token")),
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
-        max_positions=text_config.get("max_position_embeddings") or text_config.get("n_positions"),
-        architecture=str(architectures[0]),
+        bos_token=_token_text(tokenizer_config, "bos_token", name),
+        eos_token=_token_text(tokenizer_config, "eos_token", name),
+        eos_ids=_eos_ids(generation, config, name),
+        max_positions=_max_positions(config, name),
+        architecture=_architecture(config, name),
     )
+
+
+def wants_code(path: Path, name: str) -> bool:
+    """True when the model's config names code of its own (`auto_map`)."""
+    return bool(_json(path, "config.json", name).get("auto_map"))
 
 
 def model_files(path: Path) -> tuple[Path, ...]:
     """The files a model's description is made of, those that exist, in a fixed order."""
     texts = (path / name for name in _TEXTS)
-    return (*(file for file in texts if file.is_file()), *_weight_files(path))
+    return (
+        *(file for file in texts if file.is_file()),
+        *_weight_files(path),
+        *sorted(path.glob(_CODE)),
+    )
 
 
 def tokenizer_digest(path: Path, name: str, chat_template: str) -> str:
@@ -101,32 +123,52 @@ def tokenizer_digest(path: Path, name: str, chat_template: str) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """sha256 (hex) of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """sha256 (hex) of a regular file. Raises OSError."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+
+
+def _digests(files: list[Path], name: str) -> dict[str, str]:
+    try:
+        return {file.name: file_digest(file) for file in files}
+    except OSError as error:
+        raise ModelError(
+            f"a file of model {name} cannot be read", given=f"{error.filename}: {error.strerror}"
+        ) from error
 
 
 def _weight_files(path: Path) -> list[Path]:
-    for pattern in _WEIGHTS:
-        if files := sorted(path.glob(pattern)):
-            return files
-    return []
+    return sorted(path.glob(_WEIGHTS))
+
+
+def _code_files(path: Path, config: dict[str, Any]) -> list[Path]:
+    """Code counts as weights do where the config asks for it: it too makes the output."""
+    return sorted(path.glob(_CODE)) if config.get("auto_map") else []
 
 
 def _weights(path: Path, name: str) -> list[Path]:
     if files := _weight_files(path):
         return files
+    if any(next(path.glob(pattern), None) for pattern in _PICKLED):
+        raise ModelError(
+            f"the weights of model {name} are pickled, and loading such runs what is in them",
+            given=path,
+            expected=_WEIGHTS,
+            remedy="Save it with save_pretrained(..., safe_serialization=True), if you trust it.",
+        )
     raise ModelError(
         f"model {name} has no weights",
         given=path,
-        expected=" or ".join(_WEIGHTS),
+        expected=_WEIGHTS,
         remedy="Fetch it again with 'prefillq models fetch'.",
     )
 
 
 def _json(path: Path, file: str, name: str, *, optional: bool = False) -> dict[str, Any]:
     try:
-        data = json.loads((path / file).read_text("utf-8"))
+        data = json.loads(
+            read_text(path / file, max_bytes=MAX_JSON_BYTES), parse_constant=_no_constant
+        )
     except FileNotFoundError as error:
         if optional:
             return {}
@@ -136,8 +178,11 @@ def _json(path: Path, file: str, name: str, *, optional: bool = False) -> dict[s
             expected="a Hugging Face model folder with a fast tokenizer",
             remedy="Fetch it with 'prefillq models fetch', or save it with save_pretrained.",
         ) from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file} of model {name} cannot be read", given=str(error)) from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(
+            f"{file} of model {name} cannot be read", given=str(reason)[:200]
+        ) from error
     if not isinstance(data, dict):
         raise ModelError(f"{file} of model {name} is not a JSON object", given=path)
     return data
@@ -149,18 +194,69 @@ def _stable(config: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str:
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _chat_template(path: Path, tokenizer_config: dict[str, Any], name: str) -> str:
     file = path / "chat_template.jinja"
     if file.exists():
-        return file.read_text("utf-8")
+        try:
+            return read_text(file, max_bytes=MAX_JSON_BYTES)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{file.name} of model {name} cannot be read", given=error) from error
     template = tokenizer_config.get("chat_template") or ""
     if isinstance(template, list):  # several named templates, in older folders
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default", "")
-    return str(template)
+        named = [entry for entry in template if isinstance(entry, dict)]
+        default = (entry.get("template") for entry in named if entry.get("name") == "default")
+        template = next(default, "")
+    if not isinstance(template, str):
+        raise _odd(name, "chat_template", template, "text")
+    return template
 
 
-def _token_text(token: object) -> str:
-    if isinstance(token, dict):
-        return str(token.get("content", ""))
-    return "" if token is None else str(token)
+def _token_text(config: dict[str, Any], field: str, name: str) -> str:
+    token = config.get(field)
+    text = token.get("content", "") if isinstance(token, dict) else token
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise _odd(name, field, text, "text")
+    return text
+
+
+def _eos_ids(generation: dict[str, Any], config: dict[str, Any], name: str) -> tuple[int, ...]:
+    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if any(type(id_) is not int or id_ < 0 for id_ in ids):
+        raise _odd(name, "eos_token_id", eos, "a token id, or a list of them")
+    return tuple(ids)
+
+
+def _max_positions(config: dict[str, Any], name: str) -> int | None:
+    text_config = config.get("text_config", config)
+    if not isinstance(text_config, dict):
+        raise _odd(name, "text_config", text_config, "an object")
+    for field in ("max_position_embeddings", "n_positions"):
+        limit = text_config.get(field)
+        if limit:
+            if type(limit) is not int or not 0 < limit < 2**31:
+                raise _odd(name, field, limit, "a number of tokens")
+            return limit
+    return None
+
+
+def _architecture(config: dict[str, Any], name: str) -> str:
+    architectures = config.get("architectures") or [config.get("model_type", "")]
+    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+        raise _odd(name, "architectures", architectures, "a list of names")
+    return architectures[0]
+
+
+def _odd(name: str, field: str, value: object, expected: str) -> ModelError:
+    return ModelError(
+        f"{field} of model {name} makes no sense",
+        given=repr(value)[:80],
+        expected=expected,
+        remedy="Fetch the model again, or mend its folder.",
+    )

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import ModelError
+from contract.files import is_folder, read_text
 from contract.logs import get_logger
-from contract.model_folder import ModelFolder, model_files, read_model_folder
+from contract.model_folder import MAX_JSON_BYTES, ModelFolder, model_files, read_model_folder
 from contract.settings import Settings
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})?")
-_FORMAT = 2  # of the remembered files; a new way to take digests needs a new number
+_FORMAT = 3  # of the remembered files; a new way to take digests needs a new number
 # A file this young could still change without a new time stamp: clocks of file systems tick.
 _TICK_NS = 50_000_000
 
@@ -41,7 +42,7 @@ def model_path(name: str, settings: Settings) -> Path:
     `name` is a catalog name, a hub id such as `org/name` (kept as `org--name`), or an absolute
     path. Raises ModelError for anything else.
     """
-    if Path(name).is_absolute():
+    if Path(name).is_absolute() and "\0" not in name:
         return Path(name)
     # The hub forbids "--" and ".." in ids too, so no two names share a folder.
     if _NAME.fullmatch(name) and "--" not in name and ".." not in name:
@@ -61,12 +62,12 @@ def find_model(name: str, settings: Settings, *, verify: bool = False) -> ModelF
     was not fetched or its folder lacks something.
     """
     path = model_path(name, settings)
-    if not path.is_dir():
+    if not is_folder(path):
         raise ModelError(
-            f"model {name} is not fetched",
+            f"model {name[:120]} is not fetched",
             given=path,
             expected="a model folder",
-            remedy=f"Run 'prefillq models fetch {name}'.",
+            remedy=f"Run 'prefillq models fetch {name[:120]}'.",
         )
     stamp = _stamp(path)
     if not verify and (known := _recall(path, stamp, settings)) is not None:
@@ -93,14 +94,19 @@ def stored_models(settings: Settings) -> dict[str, Path]:
             if folder.is_dir() and not folder.name.startswith("."):
                 found[folder.name.replace("--", "/")] = folder
     for file in sorted(_memory_dir(settings).glob("*.json")):
-        path = Path(_load(file).get("path", ""))
-        if path.is_absolute() and path.parent != models_dir and path.is_dir():
+        path = Path(str(_load(file).get("path", "")).replace("\0", ""))
+        if path.is_absolute() and path.parent != models_dir and is_folder(path):
             found[str(path)] = path
     return found
 
 
 def _stamp(path: Path) -> Stamp:
-    stats = ((file.name, file.stat()) for file in model_files(path))
+    try:
+        stats = [(file.name, file.stat()) for file in model_files(path)]
+    except OSError as error:  # a link that leads nowhere, no permission
+        raise ModelError(
+            "a model's file cannot be read", given=f"{error.filename}: {error.strerror}"
+        ) from error
     return tuple((name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats)
 
 
@@ -113,10 +119,25 @@ def _recall(path: Path, stamp: Stamp, settings: Settings) -> ModelFolder | None:
     wanted = {"format": _FORMAT, "path": str(path), "stamp": [list(item) for item in stamp]}
     if any(data.get(key) != value for key, value in wanted.items()):
         return None
-    fields = data["folder"]
-    folder = ModelFolder(**{**fields, "path": path, "eos_ids": tuple(fields["eos_ids"])})
+    try:
+        folder = _described(data["folder"], path)
+    except (KeyError, TypeError):
+        return None  # damaged: made again
     _remembered[path] = (stamp, folder)
     return folder
+
+
+def _described(fields: dict[str, Any], path: Path) -> ModelFolder:
+    """A remembered description. Raises KeyError or TypeError for what is none."""
+    eos_ids, limit = fields["eos_ids"], fields["max_positions"]
+    texts = [value for key, value in fields.items() if key not in ("eos_ids", "max_positions")]
+    if (
+        not all(isinstance(text, str) for text in texts)
+        or any(type(id_) is not int for id_ in eos_ids)
+        or type(limit) not in (int, type(None))
+    ):
+        raise TypeError("fields of other types")
+    return ModelFolder(**{**fields, "path": path, "eos_ids": tuple(eos_ids)})
 
 
 def _remember(path: Path, stamp: Stamp, folder: ModelFolder, settings: Settings) -> None:
@@ -152,7 +173,7 @@ def _memory_file(path: Path, settings: Settings) -> Path:
 def _load(file: Path) -> dict[str, Any]:
     """A remembered file, or nothing when it is missing or damaged: then it is made again."""
     try:
-        data = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError):
+        data = json.loads(read_text(file, max_bytes=MAX_JSON_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}

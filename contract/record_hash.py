@@ -4,13 +4,16 @@
   `queue` (where to ring)
 - when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
 - who runs it: `attempt`, `fence`, `worker`, `lease_until`, `claim_token`
-- how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`
-- book-keeping: `waiting` (name of the template's waiting set), `submits`
+- when it failed and may be tried again: `not_before`, `ended_attempt` (the fence of that attempt)
+- how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`, `dead`
+- book-keeping: `submits`
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from contract.codec import pack, unpack
 from contract.errors import CodecError
@@ -20,6 +23,9 @@ from contract.redis_client import text
 from contract.types import Job, JobState, Result, VersionRef
 
 Hash = Mapping[bytes, bytes]
+
+_WHOLE = re.compile(rb"-?[0-9]{1,18}")
+_NUMBER = re.compile(rb"-?[0-9]{1,18}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?")
 
 
 def asked(job: Job) -> list[str | bytes | int]:
@@ -59,17 +65,38 @@ def _job_of(job_id: str, record: Hash) -> Job:
         ref=VersionRef(
             tenant=tenant_of(job_id),
             template=text(record[b"template"]),
-            version=int(record[b"version"]),
+            version=whole(record, b"version"),
             digest=text(record[b"digest"]),
         ),
         queue=text(record[b"queue"]),
-        variables=unpack(record[b"input"]),
+        variables=_variables(record),
         use_cache=record[b"use_cache"] == b"1",
-        created_at=float(record[b"created_at"]),
-        deadline_at=float(record[b"deadline_at"]),
-        attempt=int(record[b"attempt"]),
-        fence=int(record[b"fence"]),
+        created_at=number(record, b"created_at"),
+        deadline_at=number(record, b"deadline_at"),
+        attempt=whole(record, b"attempt"),
+        fence=whole(record, b"fence"),
     )
+
+
+def whole(record: Hash, name: bytes) -> int:
+    """A field that is an integer. Raises ValueError that does not quote it."""
+    if not _WHOLE.fullmatch(record[name]):
+        raise ValueError(f"{name.decode()} is no integer")
+    return int(record[name])
+
+
+def number(record: Hash, name: bytes) -> float:
+    """A field that is a finite number. Raises ValueError that does not quote it."""
+    if not _NUMBER.fullmatch(record[name]):
+        raise ValueError(f"{name.decode()} is no number")
+    return float(record[name])
+
+
+def _variables(record: Hash) -> dict[str, Any]:
+    variables = unpack(record[b"input"])
+    if not isinstance(variables, dict):
+        raise TypeError("input is no object")
+    return variables
 
 
 def view_of(job_id: str, record: Hash) -> JobView:
@@ -84,13 +111,15 @@ def view_of(job_id: str, record: Hash) -> JobView:
 
 
 def _view_of(job_id: str, record: Hash) -> JobView:
-    job, state = job_of(job_id, record), JobState(text(record[b"state"]))
+    job, state = job_of(job_id, record), state_of(job_id, record[b"state"])
     worker = text(record.get(b"worker", b""))
-    finished_at = float(record[b"finished_at"]) if state.ended else None
+    finished_at = number(record, b"finished_at") if state.ended else None
     result = None
     if b"result" in record:
         result = Result.from_dict(unpack(record[b"result"]))
-        result = with_commit_time(result, float(record.get(b"commit_s", 0.0)))
+        result = with_commit_time(
+            result, number(record, b"commit_s") if b"commit_s" in record else 0.0
+        )
     elif finished_at is not None:
         result = end_without_result(job, state, worker, finished_at)
     return JobView(
@@ -100,12 +129,28 @@ def _view_of(job_id: str, record: Hash) -> JobView:
         finished_at=finished_at,
         result=result,
         cancel_requested=record.get(b"cancel_requested") == b"1",
+        dead=record.get(b"dead") == b"1",
     )
+
+
+def state_of(job_id: str, value: bytes | str) -> JobState:
+    """The state that a record's field or a script's reply names. Raises CodecError."""
+    try:
+        return JobState(text(value))
+    except ValueError as error:
+        raise _damaged(job_id, ValueError("state is none that a job has")) from error
 
 
 def _damaged(job_id: str, error: Exception) -> CodecError:
+    # Nothing of the record's content: it holds what the user wrote.
     return CodecError(
         "a job's record is damaged",
-        given=f"{job_id}: {type(error).__name__} {error}"[:160],
+        given=f"{job_id}: {'no ' if isinstance(error, KeyError) else ''}{_words(error)}"[:160],
         expected="a record as prefillq writes it",
     )
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return text(error.args[0])
+    return str(error)

@@ -17,12 +17,14 @@ from redis.client import Pipeline
 
 from contract import keys
 from contract.codec import pack
-from contract.errors import PrefillqError
+from contract.described import describe
+from contract.errors import InvalidInput, PrefillqError
 from contract.ids import tenant_of
 from contract.job_store import (
     COMMIT_GRACE_S,
     Claimed,
     Doorbell,
+    Held,
     JobStore,
     JobView,
     Notice,
@@ -33,16 +35,22 @@ from contract.job_store import (
     StopReason,
     Submission,
     Submitted,
+    TenantLimits,
     already_ended,
     check_ended,
+    check_limits,
     check_submission,
     fit_result,
     key_taken,
     no_such_job,
+    not_dead,
+    over_queued,
+    over_rate,
     queue_full,
 )
-from contract.record_hash import asked, job_of, pairs, view_of
+from contract.record_hash import asked, job_of, pairs, state_of, view_of
 from contract.redis_client import Client, errors_explained, text
+from contract.scripts import ScriptLibrary, Scripts
 from contract.settings import Settings
 from contract.types import Job, JobState, Result
 
@@ -71,9 +79,19 @@ _SCRIPTS = (
     "commit",
     "note_commit",
     "release",
+    "retry",
+    "revive",
+    "drop",
     "cancel",
     "state",
 )
+# What works in a full Redis too: it writes little, and then frees memory.
+_FLAGS = {
+    "withdraw": "allow-oom",
+    "cancel": "allow-oom",
+    "state": "allow-oom",
+    "stop_reason": "no-writes",
+}
 _BATCH = 256  # commands in one pipeline: bounds the memory of both ends
 
 
@@ -84,13 +102,20 @@ def script_source(name: str) -> str:
     return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("common", name))
 
 
+def job_library() -> ScriptLibrary:
+    """All job scripts, as `prefillq tenants` stores them in Redis."""
+    return ScriptLibrary(
+        name="jobs", sources={name: script_source(name) for name in _SCRIPTS}, flags=_FLAGS
+    )
+
+
 class RedisJobStore:
     """`JobStore` on Redis. Safe to share between threads."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
         self._client = client
         self._settings = settings
-        self._scripts = {name: client.register_script(script_source(name)) for name in _SCRIPTS}
+        self._scripts = Scripts(client, settings, job_library())
 
     def submit(
         self,
@@ -139,12 +164,14 @@ class RedisJobStore:
             "submit",
             job.id,
             deadline_s,
-            round((self._settings.result_ttl_s + COMMIT_GRACE_S) * 1000),
+            self._outlives_ms,
             "" if submission.max_queue is None else submission.max_queue,
             submission.input_digest,
+            self._settings.lease_s,
             *asked(job),
             more_keys=[
                 keys.waiting(tenant, template),
+                keys.rate(tenant),
                 *([] if key is None else [keys.idempotency(tenant, key)]),
             ],
             pipe=pipe,
@@ -160,20 +187,46 @@ class RedisJobStore:
             return bool(self._run("withdraw", job_id, more_keys=more_keys))
 
     def claim(self, job_id: str, worker_id: str, lease_s: float) -> Claimed | Refused:
+        tenant = tenant_of(job_id)
         with errors_explained(self._settings):
-            reply = self._run("claim", job_id, worker_id, lease_s, secrets.token_hex(8))
+            reply = self._run(
+                "claim",
+                job_id,
+                worker_id,
+                lease_s,
+                secrets.token_hex(8),
+                self._settings.max_attempts,
+                self._dead_ms,
+                more_keys=[keys.dead(tenant), keys.held(tenant)],
+            )
         match reply:
             case [b"claimed", queued_s, record]:
                 return Claimed(job=job_of(job_id, pairs(record)), queued_s=float(queued_s))
             case [b"not_found"]:
                 return Refused(reason="not_found", state=None)
             case [reason, state]:
-                return Refused(reason=cast(Refusal, text(reason)), state=JobState(text(state)))
+                return Refused(reason=cast(Refusal, text(reason)), state=state_of(job_id, state))
         raise _unexpected("claim", reply)
 
     def renew(self, job_id: str, fence: int, lease_s: float) -> Renewal:
         with errors_explained(self._settings):
             return cast(Renewal, text(self._run("renew", job_id, fence, lease_s)))
+
+    def renew_many(self, held: Sequence[Held], lease_s: float) -> list[Renewal | PrefillqError]:
+        replies = self._run_many("renew", held, lease_s)
+        return [
+            reply if isinstance(reply, PrefillqError) else cast(Renewal, text(reply))
+            for reply in replies
+        ]
+
+    def stop_reasons(self, held: Sequence[Held]) -> list[StopReason | PrefillqError | None]:
+        replies = self._run_many("stop_reason", held)
+        return [
+            reply
+            if reply is None or isinstance(reply, PrefillqError)
+            else cast(StopReason, text(reply))
+            for reply in replies
+        ]
 
     def stop_reason(self, job_id: str, fence: int) -> StopReason | None:
         with errors_explained(self._settings):
@@ -190,39 +243,139 @@ class RedisJobStore:
             done = self._run("commit", result.job_id, fence, str(fitting.status), packed)
         return fitting if done else None
 
-    def note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
+    def note_commit(self, job_id: str, fence: int, commit_s: float) -> Doorbell | None:
+        tenant = tenant_of(job_id)
+        held = keys.held(tenant)
         with errors_explained(self._settings):
-            self._run("note_commit", job_id, fence, f"{commit_s:.6f}")
+            reply = self._run("note_commit", job_id, fence, f"{commit_s:.6f}", more_keys=[held])
+        if reply is None:
+            return None
+        next_id, queue = _job_id(reply[0], tenant), _queue(reply[1], tenant)
+        if next_id is None or queue is None:
+            return None
+        return Doorbell(job_id=next_id, queue=queue, state=JobState.QUEUED, silent=True)
 
-    def overdue(self, tenant: str, *, queued_for_s: float, limit: int) -> list[Doorbell]:
+    def overdue(self, tenant: str, *, limit: int) -> list[Doorbell]:
         with errors_explained(self._settings):
-            seconds, micros = self._client.time()
-            now = float(seconds) + float(micros) / 1e6
+            now = self._now()
             pipe = self._client.pipeline(transaction=False)
-            pipe.zrange(keys.running(tenant), "-inf", now, byscore=True, offset=0, num=limit)
-            pipe.zrange(
-                keys.queued(tenant), "-inf", now - queued_for_s, byscore=True, offset=0, num=limit
-            )
-            running, queued = pipe.execute()
-            late = [
-                *((text(job_id), JobState.RUNNING) for job_id in running),
-                *((text(job_id), JobState.QUEUED) for job_id in queued),
+            for index in (keys.running(tenant), keys.queued(tenant)):
+                pipe.zrange(index, "-inf", now, byscore=True, offset=0, num=limit)
+            pipe.zrange(keys.held(tenant), 0, limit - 1)
+            pipe.hget(keys.limits(tenant), "max_running")
+            pipe.zcard(keys.running(tenant))
+            running, queued, held, max_running, others = pipe.execute()
+            # Held back, and there may be room now.
+            freed = held[: max(0, int(max_running) - others)] if max_running else held
+            bells = self._doorbells(tenant, freed, JobState.QUEUED, silent=True)
+            bells += self._doorbells(tenant, running, JobState.RUNNING)
+            known = {bell.job_id for bell in bells}
+            bells += [
+                bell
+                for bell in self._doorbells(tenant, queued, JobState.QUEUED)
+                if bell.job_id not in known
             ]
-            for job_id, _ in late:
-                pipe.hget(keys.job(job_id), "queue")
-            # A damaged record's error stands in its place and must not hide the others.
-            queues = pipe.execute(raise_on_error=False) if late else []
-            bells, lost = [], []
-            for (job_id, state), queue in zip(late, queues, strict=True):
-                if isinstance(queue, bytes):
-                    bells.append(Doorbell(job_id=job_id, queue=text(queue), state=state))
-                else:
-                    lost.append(job_id)
-            if lost:  # no record, or no record of ours: nothing is left to ring for
-                pipe.zrem(keys.running(tenant), *lost)
-                pipe.zrem(keys.queued(tenant), *lost)
-                pipe.execute()
         return bells
+
+    def _doorbells(
+        self, tenant: str, entries: Sequence[bytes], state: JobState, *, silent: bool = False
+    ) -> list[Doorbell]:
+        """Of the ids in an index; those without a record of ours are taken out of all."""
+        # Producers can write these sets: an entry that is no job of the tenant's rings nowhere.
+        jobs = [(entry, _job_id(entry, tenant)) for entry in entries]
+        pipe = self._client.pipeline(transaction=False)
+        for _, job_id in jobs:
+            if job_id is not None:
+                pipe.hmget(keys.job(job_id), "queue", "not_before", "state")
+        # A damaged record's error stands in its place and must not hide the others.
+        records = iter(pipe.execute(raise_on_error=False) if any(job for _, job in jobs) else ())
+        bells, lost, moved_on = [], [], []
+        for entry, job_id in jobs:
+            match None if job_id is None else next(records):
+                case [bytes(field), not_before, bytes(found)] if job_id is not None and (
+                    queue := _queue(field, tenant)
+                ):
+                    if found != state.encode():
+                        moved_on.append(entry)
+                        continue
+                    tried = not_before is not None
+                    bells.append(
+                        Doorbell(job_id=job_id, queue=queue, state=state, silent=silent or tried)
+                    )
+                case _:
+                    lost.append(entry)
+        if lost:
+            pipe.zrem(keys.running(tenant), *lost)
+            pipe.zrem(keys.queued(tenant), *lost)
+        if gone := [*lost, *moved_on]:
+            # Only here are those found that ended otherwise; the other two follow the record.
+            pipe.zrem(keys.held(tenant), *gone)
+            pipe.execute()
+        return bells
+
+    def rung(self, doorbells: Sequence[Doorbell]) -> None:
+        if not doorbells:
+            return
+        with errors_explained(self._settings):
+            again_at = self._now() + self._settings.lease_s
+            pipe = self._client.pipeline(transaction=False)
+            for bell in doorbells:
+                tenant, queued = tenant_of(bell.job_id), bell.state is JobState.QUEUED
+                index = keys.queued(tenant) if queued else keys.running(tenant)
+                # XX: it may have been claimed or ended meanwhile.
+                pipe.zadd(index, {bell.job_id: again_at}, xx=True)
+            pipe.execute()
+
+    def retry(self, result: Result, fence: int, delay_s: float) -> JobState | None:
+        with errors_explained(self._settings):
+            reply = self._run(
+                "retry",
+                result.job_id,
+                fence,
+                delay_s,
+                self._settings.max_attempts,
+                self._dead_ms,
+                pack(result.to_dict()),
+                more_keys=[keys.dead(tenant_of(result.job_id))],
+            )
+        return None if reply is None else JobState(text(reply))
+
+    def dead(self, tenant: str, *, limit: int) -> list[JobView]:
+        with errors_explained(self._settings):
+            job_ids = [
+                text(job_id)
+                for job_id in self._client.zrange(keys.dead(tenant), 0, limit - 1, desc=True)
+            ]
+            pipe = self._client.pipeline(transaction=False)
+            for job_id in job_ids:
+                pipe.hgetall(keys.job(job_id))
+            records = pipe.execute() if job_ids else []
+        return [
+            view_of(job_id, record)
+            for job_id, record in zip(job_ids, records, strict=True)
+            if record  # else it expired just now
+        ]
+
+    def revive(self, job_id: str, *, deadline_s: float | None = None) -> str:
+        deadline_s = deadline_s or self._settings.default_deadline_s
+        return self._of_dead("revive", job_id, deadline_s, self._outlives_ms)
+
+    def drop(self, job_id: str) -> None:
+        self._of_dead("drop", job_id)
+
+    def _of_dead(self, script: str, job_id: str, *args: float) -> str:
+        with errors_explained(self._settings):
+            reply = self._run(script, job_id, *args, more_keys=[keys.dead(tenant_of(job_id))])
+        match [text(part) for part in reply]:
+            case ["queued", queue]:
+                return queue
+            case ["dropped"]:
+                return ""
+            case ["not_dead", state]:
+                raise not_dead(job_id, JobState(state))
+            case ["not_found"]:
+                raise no_such_job(job_id)
+        raise _unexpected(script, reply)
 
     def release(self, job_id: str, fence: int) -> bool:
         with errors_explained(self._settings):
@@ -233,9 +386,9 @@ class RedisJobStore:
             reply = [text(part) for part in self._run("cancel", job_id)]
         match reply:
             case ["cancelled", state]:
-                return JobState(state)
+                return state_of(job_id, state)
             case ["ended", state]:
-                raise already_ended(job_id, JobState(state))
+                raise already_ended(job_id, state_of(job_id, state))
             case ["not_found"]:
                 raise no_such_job(job_id)
         raise _unexpected("cancel", reply)
@@ -258,10 +411,53 @@ class RedisJobStore:
                 for job_id in group:
                     self._run("state", job_id, pipe=pipe)
                 replies += pipe.execute()
-        return [None if reply is None else JobState(text(reply)) for reply in replies]
+        return [
+            None if reply is None else state_of(job_id, reply)
+            for job_id, reply in zip(job_ids, replies, strict=True)
+        ]
+
+    def set_limits(self, tenant: str, limits: TenantLimits) -> None:
+        check_limits(limits)
+        given = {
+            "rate": limits.rate_per_s,
+            "max_queued": limits.max_queued,
+            "max_running": limits.max_running,
+        }
+        key = keys.limits(tenant)
+        set_ones: dict[Any, Any] = {k: v for k, v in given.items() if v is not None}
+        with errors_explained(self._settings):
+            pipe = self._client.pipeline(transaction=True)
+            pipe.delete(key)
+            if set_ones:
+                pipe.hset(key, mapping=set_ones)
+            pipe.execute()
+
+    def limits(self, tenant: str) -> TenantLimits:
+        with errors_explained(self._settings):
+            found = self._client.hmget(keys.limits(tenant), "rate", "max_queued", "max_running")
+        rate, queued, running = found
+        return TenantLimits(
+            rate_per_s=None if rate is None else float(rate),
+            max_queued=None if queued is None else int(queued),
+            max_running=None if running is None else int(running),
+        )
 
     def notices(self) -> NoticeStream:
         return RedisNotices(self._client, self._settings)
+
+    @property
+    def _outlives_ms(self) -> int:
+        """How long a record outlives its deadline."""
+        return round((self._settings.result_ttl_s + COMMIT_GRACE_S) * 1000)
+
+    @property
+    def _dead_ms(self) -> int:
+        return round(self._settings.dead_ttl_s * 1000)
+
+    def _now(self) -> float:
+        """The server's time, in seconds since the epoch."""
+        seconds, micros = self._client.time()
+        return float(seconds) + float(micros) / 1e6
 
     def _run(
         self,
@@ -273,11 +469,23 @@ class RedisJobStore:
     ) -> Any:
         tenant = tenant_of(job_id)
         keep_ms = round(self._settings.result_ttl_s * 1000)
-        return self._scripts[script](
+        return self._scripts.run(
+            script,
             keys=[keys.job(job_id), keys.queued(tenant), keys.running(tenant), *more_keys],
             args=[job_id, keep_ms, keys.notices(tenant), *args],
-            client=pipe,
+            pipe=pipe,
         )
+
+    def _run_many(self, script: str, held: Sequence[Held], *args: float) -> list[Any]:
+        """The script's reply for each claim; what Redis refused is explained in its place."""
+        replies: list[Any] = []
+        for group in _groups(held):
+            with errors_explained(self._settings):
+                pipe = self._client.pipeline(transaction=False)
+                for job_id, fence in group:
+                    self._run(script, job_id, fence, *args, pipe=pipe)
+                replies += pipe.execute(raise_on_error=False)
+        return [self._explained(r) if isinstance(r, Exception) else r for r in replies]
 
     def _explained(self, error: Exception) -> PrefillqError:
         try:
@@ -320,18 +528,42 @@ def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
         yield items[start : start + _BATCH]
 
 
+def _job_id(entry: bytes, tenant: str) -> str | None:
+    """An index's entry as the id of one of the tenant's jobs; None when it is none."""
+    try:
+        job_id = entry.decode("ascii")
+        return job_id if tenant_of(job_id) == tenant else None
+    except (UnicodeDecodeError, InvalidInput):
+        return None
+
+
+def _queue(field: object, tenant: str) -> str | None:
+    """A record's field `queue`, if it names one of the tenant's queues."""
+    if not isinstance(field, bytes):
+        return None
+    queue = field.decode("utf-8", errors="replace")
+    return queue if keys.tenant_of_queue(queue) == tenant else None
+
+
 def _submitted(submission: Submission, reply: Any) -> Submitted | PrefillqError:
     match [text(part) for part in reply]:
         case ["full"]:
             return queue_full(submission.job, submission.max_queue or 0)
+        case ["over_queued", limit]:
+            return over_queued(submission.job.ref.tenant, int(limit))
+        case ["over_rate", seconds]:
+            return over_rate(submission.job.ref.tenant, float(seconds))
         case ["conflict", job_id, _]:
             return key_taken(job_id)
         case [outcome, job_id, state, queue]:
             return Submitted(
-                job_id=job_id, created=outcome == "created", state=JobState(state), queue=queue
+                job_id=job_id,
+                created=outcome == "created",
+                state=state_of(job_id, state),
+                queue=queue,
             )
     return _unexpected("submit", reply)
 
 
 def _unexpected(script: str, reply: object) -> PrefillqError:
-    return PrefillqError(f"the script {script} of another version answered", given=f"{reply!r:.80}")
+    return PrefillqError(f"the script {script} of another version answered", given=describe(reply))

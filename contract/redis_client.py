@@ -7,10 +7,10 @@ timeout is not tried again, since that would double the wait for a server that i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -25,34 +25,76 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from contract.errors import RedisRefused, RedisUnreachable
+from contract.redis_url import SENTINEL, parse_sentinel_url, redacted
 from contract.settings import Settings
+from contract.tls import tls_failure, tls_options
 
 Client = redis.Redis
+
+SENTINEL_TIMEOUT_S = 0.5
 
 
 def connect(settings: Settings, *, timeout_s: float | None = None) -> Client:
     """A client for `settings.redis_url`; nothing is sent before the first command."""
     seconds = settings.redis_timeout_s if timeout_s is None else timeout_s
     over_tcp = not settings.redis_url.startswith("unix")
-    return redis.Redis.from_url(
-        settings.redis_url,
-        socket_timeout=seconds,
+    options: dict[str, Any] = {
+        "socket_timeout": seconds,
         **({"socket_connect_timeout": seconds, "socket_keepalive": True} if over_tcp else {}),
-        retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-        health_check_interval=30,
-        client_name="prefillq",
+        "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        "health_check_interval": 30,
+        "client_name": "prefillq",
+        **tls_options(settings),
+    }
+    if settings.redis_url.startswith(SENTINEL):
+        return _connect_by_sentinel(settings.redis_url, options)
+    return redis.Redis.from_url(settings.redis_url, **options)
+
+
+def sentinel_options(url: str, *, timeout_s: float) -> dict[str, Any]:
+    """How to connect to the sentinels themselves, for redis-py and for kombu.
+
+    They are asked one after the other, so none may take long; and the next one is the retry.
+    """
+    address = parse_sentinel_url(url)
+    seconds = min(timeout_s, SENTINEL_TIMEOUT_S)
+    return {
+        "socket_timeout": seconds,
+        "socket_connect_timeout": seconds,
+        "retry": Retry(NoBackoff(), 0),
+        "username": address.sentinel_username,
+        "password": address.sentinel_password,
+    }
+
+
+class _MasterClient(redis.Redis):
+    """A client of whichever server is the master when a connection is made."""
+
+    def close(self) -> None:
+        super().close()
+        pool = self.connection_pool
+        if isinstance(pool, SentinelConnectionPool):
+            pool.sentinel_manager.close()
+
+
+def _connect_by_sentinel(url: str, options: dict[str, Any]) -> Client:
+    address = parse_sentinel_url(url)
+    sentinels: Any = Sentinel(  # type: ignore[no-untyped-call]
+        address.sentinels,
+        sentinel_kwargs=sentinel_options(url, timeout_s=options["socket_timeout"]),
     )
-
-
-def redacted(url: str) -> str:
-    """The URL without its user and password, fit for messages and logs."""
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        return f"unix://{parts.path}"
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+    client: Client = sentinels.master_for(
+        address.master,
+        redis_class=_MasterClient,
+        db=address.db,
+        username=address.username,
+        password=address.password,
+        **options,
+    )
+    return client
 
 
 @contextmanager
@@ -61,17 +103,34 @@ def errors_explained(settings: Settings) -> Iterator[None]:
     where = redacted(settings.redis_url)
     try:
         yield
-    except (AuthenticationError, NoPermissionError) as error:
+    except AuthenticationError as error:
         raise RedisRefused(
-            "Redis refused these credentials or this command",
-            given=f"{where}: {error}",
+            "Redis refused these credentials",
+            given=f"{where}: {_without_arguments(str(error))}",
             remedy="Check the user and password in PREFILLQ_REDIS_URL.",
+        ) from error
+    except NoPermissionError as error:
+        raise RedisRefused(
+            "Redis refused this command to this user",
+            given=f"{where}: {_without_arguments(str(error))}",
+            expected="a user who may do this, such as the tenant's admin for its templates",
+            remedy="Check the user in PREFILLQ_REDIS_URL. After an upgrade, 'prefillq tenants "
+            "update' gives all users the rights of the new release.",
         ) from error
     except BusyLoadingError as error:
         raise RedisUnreachable(
             "Redis is still loading its data", given=where, remedy="Try again in a moment."
         ) from error
     except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+        if failure := tls_failure(error):
+            raise RedisUnreachable(
+                "no TLS connection to this Redis could be made",
+                given=f"{where} ({failure.reason or failure})",
+                expected="a server that speaks TLS, with a certificate for this host that the "
+                "CA file or the system vouches for",
+                remedy="Set PREFILLQ_REDIS_CA_FILE to the certificate of its authority; where the "
+                "server asks for one, PREFILLQ_REDIS_CERT_FILE and PREFILLQ_REDIS_KEY_FILE too.",
+            ) from error
         raise RedisUnreachable(
             "Redis cannot be reached",
             given=f"{where} ({type(error).__name__})",
@@ -79,7 +138,14 @@ def errors_explained(settings: Settings) -> Iterator[None]:
             remedy="Start Redis or set PREFILLQ_REDIS_URL.",
         ) from error
     except ResponseError as error:
-        text = str(error)
+        text = _without_arguments(str(error))
+        if "Function not found" in text:  # a pipeline names the call before it
+            raise RedisRefused(
+                "this Redis does not hold the functions of this release of prefillq",
+                given=where,
+                expected="those that 'prefillq tenants create' and 'update' store",
+                remedy="Have an operator run 'prefillq tenants update' with this release.",
+            ) from error
         remedy = (
             "Raise maxmemory or drop old results; nothing was written."
             if isinstance(error, OutOfMemoryError)
@@ -87,9 +153,20 @@ def errors_explained(settings: Settings) -> Iterator[None]:
         )
         raise RedisRefused("Redis refused a command", given=text[:200], remedy=remedy) from error
     except RedisError as error:
-        raise RedisRefused("Redis failed", given=str(error)[:200]) from error
+        raise RedisRefused("Redis failed", given=_without_arguments(str(error))[:200]) from error
+
+
+def _without_arguments(text: str) -> str:
+    """Redis's words, without the command that redis-py or Redis itself repeats in them."""
+    # Two forms: "Command # 1 (SET key value) of pipeline caused error: ...", and "unknown command
+    # 'X', with args beginning with: ...".
+    text = re.sub(r"^Command # \d+ \(.*?\) of pipeline caused error: ", "", text, flags=re.DOTALL)
+    return text.partition(", with args")[0]
 
 
 def text(value: Any) -> str:
-    """A reply as text; replies are bytes because records hold msgpack."""
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+    """A reply as text; replies are bytes because records hold msgpack.
+
+    Bytes that are no UTF-8 come out escaped: they are no name of ours, and no reason to fail.
+    """
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar, cast
 
 Variables = Mapping[str, Any]
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
 
 
 class JobState(StrEnum):
@@ -85,9 +88,9 @@ class Usage:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         return cls(
-            prompt_tokens=data["prompt_tokens"],
-            completion_tokens=data["completion_tokens"],
-            cached_tokens=data["prompt_tokens_details"]["cached_tokens"],
+            prompt_tokens=_of(int, data, "prompt_tokens"),
+            completion_tokens=_of(int, data, "completion_tokens"),
+            cached_tokens=_of(int, _of(dict, data, "prompt_tokens_details"), "cached_tokens"),
         )
 
 
@@ -181,32 +184,72 @@ class Result:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`. Timings this version does not know are left out."""
-        known = {f.name for f in fields(Timings)}
-        error = data["error"]
+        """The inverse of `to_dict`. Timings this version does not know are left out.
+
+        Raises KeyError, TypeError or ValueError that names the field and quotes no value.
+        """
+        timings, error = _of(dict, data, "timings"), data["error"]
+        cache = _of(dict, data, "cache")
+        probabilities = data.get("probabilities", {})  # results of older workers have none
         return cls(
-            job_id=data["job_id"],
+            job_id=_of(str, data, "job_id"),
             ref=VersionRef(
-                tenant=data["tenant"],
-                template=data["template"],
-                version=data["version"],
-                digest=data["digest"],
+                tenant=_of(str, data, "tenant"),
+                template=_of(str, data, "template"),
+                version=_of(int, data, "version"),
+                digest=_of(str, data, "digest"),
             ),
-            status=JobState(data["status"]),
-            text=data["text"],
-            choice=data["choice"],
-            probabilities=data.get("probabilities", {}),  # results of older workers have none
-            token_ids=tuple(data["token_ids"]),
-            finish_reason=data["finish_reason"],
-            usage=Usage.from_dict(data["usage"]),
+            status=_one_of(JobState, data, "status"),
+            text=_of(str, data, "text"),
+            choice=None if data["choice"] is None else _of(str, data, "choice"),
+            probabilities={name: _of(float, probabilities, name) for name in probabilities},
+            token_ids=tuple(_each(int, data, "token_ids")),
+            finish_reason=cast(FinishReason, _of(str, data, "finish_reason")),
+            usage=Usage.from_dict(_of(dict, data, "usage")),
             cache=CacheInfo(
-                state=CacheState(data["cache"]["state"]), reason=data["cache"]["reason"]
+                state=_one_of(CacheState, cache, "state"), reason=_of(str, cache, "reason")
             ),
-            timings=Timings(**{k: v for k, v in data["timings"].items() if k in known}),
-            model=data["model"],
-            device=data["device"],
-            worker=data["worker"],
-            attempt=data["attempt"],
-            batch_size=data["batch_size"],
-            error=None if error is None else JobError(**error),
+            timings=Timings(
+                **{
+                    f.name: _of(float, timings, f.name)
+                    for f in fields(Timings)
+                    if f.name in timings
+                }
+            ),
+            model=_of(str, data, "model"),
+            device=_of(str, data, "device"),
+            worker=_of(str, data, "worker"),
+            attempt=_of(int, data, "attempt"),
+            batch_size=_of(int, data, "batch_size"),
+            error=None
+            if error is None
+            else JobError(
+                code=_of(str, error, "code"),
+                message=_of(str, error, "message"),
+                remedy=_of(str, error, "remedy"),
+            ),
         )
+
+
+def _of(kind: type[T], data: Any, name: str) -> T:
+    """`data[name]`, which must be of this kind; an integer is a float too, a boolean neither."""
+    value = data[name]
+    if type(value) is kind:
+        return value
+    if kind is float and type(value) is int:
+        return cast(T, float(value))
+    raise TypeError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
+
+
+def _each(kind: type[T], data: Any, name: str) -> list[T]:
+    values = _of(list, data, name)
+    if any(type(value) is not kind for value in values):
+        raise TypeError(f"{name} holds more than values of type {kind.__name__}")
+    return values
+
+
+def _one_of(kind: type[E], data: Any, name: str) -> E:
+    value = _of(str, data, name)
+    if value not in tuple(kind):
+        raise ValueError(f"{name} is none of {', '.join(kind)}")
+    return kind(value)

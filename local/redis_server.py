@@ -59,13 +59,21 @@ class EmbeddedRedis:
     """A redis-server process of our own, with the durability settings of the real deployment.
 
     A context manager; `start` and `stop` do the same by hand. `config` adds settings under the
-    names of redis.conf (`{"maxmemory": "8mb"}`).
+    names of redis.conf (`{"maxmemory": "8mb"}`); `config_file` is a file of them for Redis to read
+    and rewrite.
 
     Raises PrefillqError when no server binary is found or it does not answer in `timeout_s`.
     """
 
-    def __init__(self, *, config: Mapping[str, str] | None = None, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        *,
+        config: Mapping[str, str] | None = None,
+        config_file: Path | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
         self._config = dict(config or {})
+        self._config_file = config_file
         self._timeout_s = timeout_s
         self._folder: Path | None = None
         self._port = 0
@@ -166,7 +174,7 @@ class EmbeddedRedis:
         # A group of its own: Ctrl-C is for our process, which stops the server when it is done.
         with (folder / _LOG).open("ab") as log:
             self._server = subprocess.Popen(  # noqa: S603
-                [str(binary), *options],
+                [str(binary), *filter(None, [self._config_file]), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

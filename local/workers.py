@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,18 @@ from local.guard import Guard
 from worker.presence import list_workers
 
 _COMMAND = (sys.executable, "-m", "producer", "worker", "start")
+_PASSED_ON = (
+    "redis_url",
+    "redis_ca_file",
+    "redis_cert_file",
+    "redis_key_file",
+    "cache_dir",
+    "lease_s",
+    "result_ttl_s",
+    "max_result_bytes",
+    "max_attempts",
+    "dead_ttl_s",
+)
 _GRACE_S = 10  # from SIGTERM to SIGKILL, for a worker whose owner died
 
 
@@ -40,7 +53,9 @@ class WorkerProcess:
         options: Sequence[str] = (),
         env: dict[str, str] | None = None,
         ready_s: float = 180.0,
+        command: Sequence[str] | None = None,  # another worker than `prefillq worker start`
     ) -> None:
+        self._command = command
         self._settings = settings
         self._options = options
         self._env = env or {}
@@ -53,15 +68,17 @@ class WorkerProcess:
         """Start the process without waiting for it."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [*_COMMAND, *self._options],
+                [*(self._command or _COMMAND), *self._options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={
                     **os.environ,
-                    "PREFILLQ_REDIS_URL": self._settings.redis_url,
-                    "PREFILLQ_CACHE_DIR": str(self._settings.cache_dir),
-                    "PREFILLQ_LEASE_S": str(self._settings.lease_s),
+                    **{
+                        f"PREFILLQ_{name.upper()}": str(value)
+                        for name in _PASSED_ON
+                        if (value := getattr(self._settings, name)) is not None
+                    },
                     **self._env,
                 },
                 start_new_session=True,  # Ctrl-C reaches us; we stop it in order
@@ -86,7 +103,7 @@ class WorkerProcess:
             while time.monotonic() < deadline:
                 self.check_alive()
                 for description in list_workers(client, self._settings):
-                    if (description["host"], description["pid"]) == me:
+                    if (description.get("host"), description.get("pid")) == me:
                         return description
                 time.sleep(0.1)
         finally:
@@ -110,6 +127,7 @@ class WorkerProcess:
         if self.process is None:
             return 0
         self.process.terminate()
+        self.resume()  # a paused process does not even notice
         try:
             self.process.wait(grace_s)
         except subprocess.TimeoutExpired:
@@ -121,6 +139,15 @@ class WorkerProcess:
         if self.process is not None:
             self.process.kill()
             self._wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: it stands still, its leases run on."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT; does nothing to a process that runs or has ended."""
+        if self._running().poll() is None:
+            os.kill(self.pid, signal.SIGCONT)
 
     def log_tail(self, lines: int = 15) -> str:
         """The last lines of its log."""

@@ -10,8 +10,10 @@ a job enqueued by an interrupted run is found again, never enqueued twice.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +21,16 @@ from typing import IO, Any, Protocol, TypeVar
 
 from contract.canonical import digest
 from contract.codec import check_plain
-from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError, SpecInvalid
+from contract.console import json_line
+from contract.described import describe
+from contract.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    OverLimit,
+    PrefillqError,
+    SpecInvalid,
+)
 from contract.ids import parse_address
 from contract.types import JobState, Result
 
@@ -27,6 +38,8 @@ H = TypeVar("H", bound="Handle")
 Check = Callable[[str, Mapping[str, Any]], None]
 
 INVALID = "invalid"  # the status of a line that could not become a job
+_LONGEST_PAUSE_S = 5.0  # a limit may be raised while a batch waits for its turn
+_MAX_RESULT_LINE = 2**29  # JSON of the largest result that settings allow, and then some
 _FIELDS = {"variables", "template", "id"}
 
 
@@ -73,13 +86,29 @@ class Submitter(Protocol[H]):
         ...
 
 
+def lines_of(file: IO[bytes], *, max_bytes: int) -> Iterator[bytes]:
+    """The lines of a file. Of a longer one come the first `max_bytes` + 1 bytes, the rest is
+    passed over, so that no line takes more memory than that."""
+    while text := file.readline(max_bytes + 1):
+        yield text
+        while len(text) > max_bytes and not text.endswith(b"\n"):
+            text = file.readline(max_bytes + 1)
+
+
+def chunks_of(file: IO[bytes]) -> Iterator[bytes]:
+    """A file in pieces of a megabyte."""
+    while chunk := file.read(2**20):
+        yield chunk
+
+
 def read_line(
-    text: bytes, index: int, *, template: str | None, check: Check
+    text: bytes, index: int, *, template: str | None, check: Check, max_bytes: int = 2**26
 ) -> BatchLine | BadLine:
     """Read one input line. `check` raises a PrefillqError when variables do not fit a template."""
     id_: str | int | None = None
     try:
-        data = _json_object(text)
+        # Some editors begin a file with a byte order mark, and it is no part of the first line.
+        data = _json_object(_text_of(text, max_bytes, "utf-8-sig" if index == 0 else "utf-8"))
         id_ = _id(data)
         address = _address(data, template)
         variables = _variables(data)
@@ -90,12 +119,12 @@ def read_line(
 
 
 def read_lines(
-    file: Iterable[bytes], *, template: str | None, check: Check
+    file: Iterable[bytes], *, template: str | None, check: Check, max_bytes: int = 2**26
 ) -> Iterator[BatchLine | BadLine]:
     """Every line that is not blank, one at a time."""
     for index, text in enumerate(file):
-        if text.strip():
-            yield read_line(text, index, template=template, check=check)
+        if text.strip() not in (b"", codecs.BOM_UTF8):
+            yield read_line(text, index, template=template, check=check, max_bytes=max_bytes)
 
 
 def batch_name(file: Iterable[bytes], *, template: str | None, use_cache: bool, run: str) -> str:
@@ -144,7 +173,7 @@ class Output:
         self.summary = Summary()
         self._file = file
         end = 0
-        for text in file:
+        for text in lines_of(file, max_bytes=_MAX_RESULT_LINE):
             if not text.endswith(b"\n") and _torn(text):
                 break  # the process that wrote it was killed
             line = self._own_line(text)
@@ -159,8 +188,7 @@ class Output:
         if index in self.indexes:
             return
         line = {"index": index, "id": id_, "batch": self.batch, **content}
-        text = json.dumps(line, ensure_ascii=False, allow_nan=False)
-        self._file.write(text.encode("utf-8") + b"\n")
+        self._file.write(json_line(line).encode("utf-8") + b"\n")
         self._file.flush()
         self._count(line)
 
@@ -171,23 +199,38 @@ class Output:
     def _own_line(self, text: bytes) -> Mapping[str, Any]:
         try:
             line = json.loads(text)
-            _, whose, _ = line["index"], line["batch"], line["status"]
-        except (ValueError, LookupError, TypeError) as error:
+            whose = _own(line)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise Conflict(
                 "the output file holds something else",
-                given=f"{text[:60].decode('utf-8', 'replace').rstrip()!r}",
+                given=f"a line of {len(text)} bytes that is no result",
                 expected="results of an earlier run of this batch, or nothing",
                 remedy="Name another file with -o.",
             ) from error
         if whose != self.batch:
             raise Conflict(
                 "the output file belongs to another batch",
-                given=f"results of batch {whose}",
+                given=f"results of batch {whose[:40]}",
                 expected=f"results of batch {self.batch}, or nothing",
                 remedy="Name another file with -o; input and options must be those it began with.",
             )
         result: Mapping[str, Any] = line
         return result
+
+
+def _own(line: Any) -> str:
+    """The batch's name in a line of results. Raises LookupError or TypeError for other lines."""
+    usage = line.get("usage") if isinstance(line, dict) else None
+    if usage is not None:
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        counts = (usage["prompt_tokens"], usage["completion_tokens"], cached)
+        if any(type(count) is not int for count in counts):
+            raise TypeError("counts that are none")
+    index, whose, status = line["index"], line["batch"], line["status"]
+    if (type(index), type(whose), type(status)) != (int, str, str):
+        raise TypeError("fields of other types")
+    name: str = whose
+    return name
 
 
 def _torn(text: bytes) -> bool:
@@ -233,14 +276,24 @@ def run_batch(
             try:
                 handle = submitter.submit(line, f"batch:{output.batch}:{line.index}")
                 break
-            except Conflict:  # perhaps the template's queue is full: make room, if it is ours
+            except Conflict as error:
+                if _waited(error):
+                    continue
                 if not running:
                     raise
-                drain(len(running) - 1)
+                drain(len(running) - 1)  # perhaps the queue is full: make room, if it is ours
         running[handle.id] = (handle, line)
         if len(running) >= window:
             drain(window // 2)
     drain(0)
+
+
+def _waited(error: Conflict) -> bool:
+    """True after the pause that a rate limit asks for."""
+    if not isinstance(error, OverLimit) or error.retry_after_s is None:
+        return False
+    time.sleep(min(error.retry_after_s, _LONGEST_PAUSE_S))
+    return True
 
 
 def _id(data: Mapping[str, Any]) -> str | int | None:
@@ -248,7 +301,7 @@ def _id(data: Mapping[str, Any]) -> str | int | None:
     if value is None or isinstance(value, str | int):
         check_plain(value, path="id")
         return value
-    raise InvalidInput("id is neither text nor integer", given=json.dumps(value)[:80])
+    raise InvalidInput("id is neither text nor integer", given=describe(value))
 
 
 def _address(data: Mapping[str, Any], default: str | None) -> str:
@@ -256,7 +309,7 @@ def _address(data: Mapping[str, Any], default: str | None) -> str:
     if not isinstance(address, str):
         raise InvalidInput(
             "template is missing",
-            given="no template" if address is None else json.dumps(address)[:80],
+            given="no template" if address is None else describe(address),
             expected='"template": "tenant/name"',
             remedy="Name it on the line or with --template.",
         )
@@ -268,7 +321,7 @@ def _variables(data: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(set(data) - _FIELDS):
         raise InvalidInput(
             "unknown fields",
-            given=", ".join(unknown)[:120],
+            given=", ".join(map(ascii, unknown))[:120],
             expected="variables, template, id",
             remedy="Put the template's variables under 'variables'.",
         )
@@ -276,22 +329,38 @@ def _variables(data: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(variables, dict):
         raise InvalidInput(
             "variables is no object",
-            given="nothing" if variables is None else type(variables).__name__,
+            given="nothing" if variables is None else describe(variables),
             expected='"variables": {"name": value}',
         )
     return variables
 
 
-def _json_object(text: bytes) -> dict[str, Any]:
-    try:
-        data = json.loads(text.decode("utf-8"), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+def _text_of(line: bytes, max_bytes: int, encoding: str) -> str:
+    if len(line) > max_bytes:
         raise InvalidInput(
-            "not a line of JSON", given=str(error)[:120], expected='{"variables": {...}}'
+            "the line is too long",
+            given=f"over {max_bytes} bytes",
+            remedy="Shorten its variables, or raise PREFILLQ_MAX_VARIABLES_BYTES.",
+        )
+    try:
+        return line.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            "not a line of JSON", given=f"no UTF-8 at byte {error.start}", expected="UTF-8"
+        ) from error
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, ValueError) else "too deeply nested"
+        raise InvalidInput(
+            "not a line of JSON", given=reason[:120], expected='{"variables": {...}}'
         ) from error
     if not isinstance(data, dict):
         raise InvalidInput(
-            "not a JSON object", given=type(data).__name__, expected='{"variables": {...}}'
+            "not a JSON object", given=describe(data), expected='{"variables": {...}}'
         )
     return data
 

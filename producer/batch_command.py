@@ -16,8 +16,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from contract.console import emit_json, json_option, json_wanted, note, option
+from contract.console import Seconds, emit_json, json_option, json_wanted, note, option
 from contract.errors import Conflict, InvalidInput, JobFailed
+from contract.files import open_regular
 from contract.ids import parse_address
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from producer.handle import JobHandle
     from templates.version import PublishedVersion
 
-_SHOWN = 20  # bad lines on a terminal; --json has all
+_SHOWN = 20  # bad lines on a terminal
+_KEPT = 10_000  # and with --json: a file can have more of them than memory has room
 
 
 @click.command()
@@ -48,7 +50,14 @@ _SHOWN = 20  # bad lines on a terminal; --json has all
     show_default=True,
     help="Jobs in flight at most.",
 )
-@option("--timeout", type=click.FloatRange(min=0), help="Seconds after which to give up waiting.")
+@option(
+    "--patience",
+    type=Seconds(),
+    default=0.0,
+    show_default=True,
+    help="Seconds to go on trying while Redis cannot be reached.",
+)
+@option("--timeout", type=Seconds(), help="Seconds after which to give up waiting.")
 @option("--no-cache", is_flag=True, help="Compute the prefix anew for each job, to compare.")
 @option("--skip-invalid", is_flag=True, help="Write bad lines as errors and run the others.")
 @option("--run", default="", metavar="NAME", help="Another name makes new jobs of the same file.")
@@ -61,6 +70,7 @@ def batch(
     out: Path,
     template: str | None,
     window: int,
+    patience: float,
     timeout: float | None,
     no_cache: bool,
     skip_invalid: bool,
@@ -74,36 +84,48 @@ def batch(
     they come, with the line's "index" (from 0) and "id". After an interruption, the same
     command does only what is missing.
     """
-    from producer.batch import BadLine, Output, batch_name, read_lines, run_batch
+    from producer.batch import (
+        BadLine,
+        Output,
+        batch_name,
+        chunks_of,
+        lines_of,
+        read_lines,
+        run_batch,
+    )
 
     started = time.monotonic()
+    settings: Settings = ctx.obj
     jobs = _Jobs(
-        ctx.obj,
+        settings,
         use_cache=not no_cache,
+        patience_s=patience,
         deadline=None if timeout is None else started + timeout,
     )
     with _source(file) as source, _locked(out) as target:
-        name = batch_name(source, template=template, use_cache=not no_cache, run=run)
+        name = batch_name(chunks_of(source), template=template, use_cache=not no_cache, run=run)
         output = Output(target, name)
-        source.seek(0)
-        total, bad = 0, []
-        for line in read_lines(source, template=template, check=jobs.check):
+        # JSON may spell each byte of a variable with six characters, and has a frame around them.
+        longest = 6 * settings.max_variables_bytes + 2**16
+
+        def lines() -> Iterator[BatchLine | BadLine]:
+            source.seek(0)
+            found = lines_of(source, max_bytes=longest)
+            return read_lines(found, template=template, check=jobs.check, max_bytes=longest)
+
+        total, bad, bad_lines = 0, [], 0
+        for line in lines():
             total += 1
             if isinstance(line, BadLine):
-                bad.append(line)
+                bad_lines += 1
+                if bad_lines <= _KEPT:
+                    bad.append(line)
         if bad and not skip_invalid:
-            _refuse(bad)
-        source.seek(0)
+            _refuse(bad, bad_lines)
         before = output.summary.done
         try:
             with _progress(total, before) as on_done:
-                run_batch(
-                    read_lines(source, template=template, check=jobs.check),
-                    output,
-                    jobs,
-                    window=window,
-                    on_done=on_done,
-                )
+                run_batch(lines(), output, jobs, window=window, on_done=on_done)
         except BaseException:
             note(f"{output.summary.done} of {total} results in {out}; run the same again to go on")
             raise
@@ -116,13 +138,17 @@ class _Jobs:
     Lines are checked against the version that their template's address names at the start.
     """
 
-    def __init__(self, settings: Settings, *, use_cache: bool, deadline: float | None) -> None:
+    def __init__(
+        self, settings: Settings, *, use_cache: bool, patience_s: float, deadline: float | None
+    ) -> None:
         from contract.redis_client import connect
         from producer.client import Producer
+        from producer.patience import Patience
         from producer.validate import VariablesChecker
         from templates.registry import Registry
 
-        self._producer = Producer(settings)
+        self._producer = Producer(settings, patience_s=patience_s)
+        self._patience = Patience(patience_s)
         self._registry = Registry(connect(settings), settings)
         self._checker = VariablesChecker(settings.max_variables_bytes)
         self._versions: dict[str, PublishedVersion] = {}  # by address
@@ -131,8 +157,10 @@ class _Jobs:
 
     def check(self, template: str, variables: Mapping[str, Any]) -> None:
         if template not in self._versions:
-            ref = self._registry.resolve(parse_address(template))
-            self._versions[template] = self._registry.get(ref)
+            registry, address = self._registry, parse_address(template)
+            self._versions[template] = self._patience.call(
+                lambda: registry.get(registry.resolve(address))
+            )
         self._checker.check(self._versions[template], variables)
 
     def submit(self, line: BatchLine, idempotency_key: str) -> JobHandle:
@@ -153,15 +181,20 @@ def _source(file: str) -> Iterator[IO[bytes]]:
     """The input, seekable: it is read once to check and once to enqueue."""
     if file == "-":
         with tempfile.TemporaryFile() as spool:
-            shutil.copyfileobj(sys.stdin.buffer, spool)
+            try:
+                shutil.copyfileobj(sys.stdin.buffer, spool)
+            except OSError as error:
+                raise InvalidInput("stdin cannot be kept", given=error.strerror) from error
             spool.seek(0)
             yield spool
         return
     try:
-        source = Path(file).open("rb")  # noqa: SIM115 - closed below
+        source = open_regular(file)
     except OSError as error:
         raise InvalidInput(
-            "the batch file cannot be read", given=f"{file}: {error.strerror}"
+            "the batch file cannot be read",
+            given=f"{file}: {error.strerror}",
+            remedy="Pipe it in with - if it is no regular file.",
         ) from error
     with source:
         yield source
@@ -173,10 +206,9 @@ def _locked(out: Path) -> Iterator[IO[bytes]]:
     try:
         out.touch()
         file = out.open("r+b")
-    except OSError as error:
-        raise InvalidInput(
-            "the output file cannot be written", given=f"{out}: {error.strerror}"
-        ) from error
+    except (OSError, ValueError) as error:  # a ValueError for a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInput("the output file cannot be written", given=f"{out}: {reason}") from error
     with file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InvalidInput("the output is no regular file", given=out)
@@ -191,11 +223,11 @@ def _locked(out: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _refuse(bad: list[BadLine]) -> None:
-    """Say what is wrong with each bad line, and raise."""
+def _refuse(bad: list[BadLine], count: int) -> None:
+    """Say what is wrong with each bad line, and raise. `bad` are the first of `count`."""
     ctx = click.get_current_context()
     error = InvalidInput(
-        f"{len(bad)} line(s) of the batch cannot become jobs; nothing was enqueued",
+        f"{count} line(s) of the batch cannot become jobs; nothing was enqueued",
         given=", ".join(f"line {line.index + 1}" for line in bad[:_SHOWN]),
         remedy="Mend them, or leave them out with --skip-invalid.",
     )
@@ -204,8 +236,8 @@ def _refuse(bad: list[BadLine]) -> None:
         ctx.exit(error.exit_code)
     for line in bad[:_SHOWN]:
         note(str(line))
-    if len(bad) > _SHOWN:
-        note(f"... and {len(bad) - _SHOWN} more")
+    if count > _SHOWN:
+        note(f"... and {count - _SHOWN} more")
     raise error
 
 

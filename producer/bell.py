@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from contract.celery_app import make_celery, ring
 from contract.errors import RedisUnreachable
-from contract.redis_client import errors_explained, redacted
+from contract.redis_client import errors_explained
+from contract.redis_url import redacted
 from contract.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class CeleryBell:
     def ring(self, rings: Iterable[Ring]) -> None:
         from kombu.exceptions import BatchPublishError, OperationalError
 
+        trouble: Exception | None = None
         try:
             with (
                 errors_explained(self._settings),
@@ -58,12 +60,16 @@ class CeleryBell:
                 for one in rings:
                     ring(self._app, one.queue, one.job_id, producer=producer)
         except (OperationalError, BatchPublishError) as error:
-            with errors_explained(self._settings):
-                if isinstance(error.__cause__, Exception):
-                    raise error.__cause__ from error
-            raise RedisUnreachable(
-                "the broker cannot be reached", given=redacted(self._settings.redis_url)
-            ) from error
+            trouble = error
+        if trouble is None:
+            return
+        # Not in the handler: raised there, the cause would forget what it was raised for.
+        with errors_explained(self._settings):
+            if isinstance(trouble.__cause__, Exception):
+                raise trouble.__cause__
+        raise RedisUnreachable(
+            "the broker cannot be reached", given=redacted(self._settings.redis_url)
+        ) from trouble
 
     def close(self) -> None:
         with self._lock:

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import errno
 import functools
+import signal
+import sys
 import traceback
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from contract.console import emit_json, json_wanted, note, option
 from contract.errors import PrefillqError
+from contract.streams import give_up, print_anything, stand_in_for_closed
 from producer import commands
 
-INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
+# As a shell reports a process that SIGINT or SIGPIPE ended.
+INTERRUPTED = 130
+READER_GONE = 141
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 # Listed without importing the commands: their modules may need what is not installed.
 _SUMMARIES = {
@@ -27,6 +35,7 @@ _SUMMARIES = {
     "demo": "Start Redis and a worker here, publish the examples, run jobs, show results, stop.",
     "models": "Fetch models and see which are at hand.",
     "templates": "Publish prompt templates and look after their versions.",
+    "tenants": "Make Redis users that reach one tenant's jobs and templates alone.",
     "worker": "Run workers and see what they hold.",
 }
 # What `pip install 'prefillq[worker]'` brings and the bare package lacks.
@@ -69,6 +78,23 @@ class RootGroup(click.Group):
             command = _plugins()[name].load()
         return name, command, rest
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """click's `main`, on streams that work."""
+        stand_in_for_closed()
+        print_anything()
+        try:
+            return super().main(*args, **kwargs)
+        except SystemExit as end:
+            # When whoever read our output has gone, click puts a wrapper of its own around the
+            # streams, and ends with 1.
+            if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
+                end.code = READER_GONE
+            raise
+        except BrokenPipeError:  # stderr's reader, when click says what is wrong there
+            give_up(sys.stdout)
+            give_up(sys.stderr)
+            sys.exit(READER_GONE)
+
     def invoke(self, ctx: click.Context) -> Any:
         given = "--json" in ctx.args  # for errors that come before the command's own parsing
         try:
@@ -83,14 +109,19 @@ class RootGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
+            # From here on a second Ctrl-C ends the process at once, and without a traceback.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             note("prefillq: interrupted")
             ctx.exit(INTERRUPTED)
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # whoever read our output has gone; click ends the process quietly
+        except BrokenPipeError:
+            raise  # whoever read our output has gone; click ends the process quietly
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is said in one line
             if ctx.params.get("log_level") == "debug":
                 traceback.print_exception(error)
-            _report(_explained(error), as_json=given or json_wanted(ctx))
+            with suppress(OSError):  # stdout itself may be what is full
+                _report(_explained(error), as_json=given or json_wanted(ctx))
+            if not _takes_more(sys.stdout):
+                give_up(sys.stdout)
             ctx.exit(1)
 
 
@@ -117,7 +148,8 @@ def main(
     """Jobs for a language model whose long, fixed prompt is computed once.
 
     Data goes to stdout, talk to stderr. Exit status: 0 done, 1 error, 2 wrong use, 3 Redis not
-    reachable, 4 not found, 5 refused by a check, 6 timed out, 7 conflict, 8 the job failed.
+    reachable, 4 not found, 5 refused by a check, 6 timed out, 7 conflict, 8 the job failed, 9 a
+    worker's device hangs or was lost.
     """
     from contract.logs import configure_logs  # these two take longer to import than help may take
     from contract.settings import Settings
@@ -128,6 +160,14 @@ def main(
 
 for _command in commands.ALL:
     main.add_command(_command)
+
+
+def _takes_more(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
 
 
 def _report(error: PrefillqError, *, as_json: bool) -> None:
@@ -144,8 +184,16 @@ def _explained(error: Exception) -> PrefillqError:
             given=f"no module named {error.name}",
             remedy="Run: pip install 'prefillq[worker]'",
         )
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return PrefillqError(
+            "the output cannot be written",
+            given=error.strerror,
+            remedy="Free some space where stdout and files go.",
+        )
+    # The words of an error that nobody foresaw may quote a prompt; those of a file's do not.
+    words = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
     return PrefillqError(
         "something unexpected happened",
-        given=f"{type(error).__name__}: {error}",
+        given=f"{type(error).__name__}{words}",
         remedy="Run 'prefillq --log-level debug ...' for the traceback.",
     )

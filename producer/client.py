@@ -19,6 +19,7 @@ from contract.types import Job, JobState, VersionRef
 from producer.bell import Bell, CeleryBell, Ring
 from producer.handle import JobHandle
 from producer.notices import Watcher
+from producer.patience import Patience
 from producer.validate import VariablesChecker
 from templates.registry import Registry
 from templates.version import PublishedVersion
@@ -51,7 +52,9 @@ class Producer:
     """Submits jobs and hands out handles. Safe to share between threads.
 
     Makes its connections on first use. Every call ends within 5 seconds when Redis is away
-    (with the default `redis_timeout_s`), except a wait that was asked to last longer.
+    (with the default `redis_timeout_s`), except a wait that was asked to last longer. With
+    `patience_s` every call goes on trying for that long while Redis cannot be reached; a job
+    is enqueued once however often that took.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Producer:
         settings: Settings | None = None,
         *,
         redis_url: str | None = None,
+        patience_s: float = 0.0,
         parts: Parts | None = None,
     ) -> None:
         if settings is None:
@@ -75,7 +79,8 @@ class Producer:
             versions=Registry(self._client, settings),
             bell=CeleryBell(settings),
         )
-        self._watcher = Watcher(self._parts.store)
+        self._patience = Patience(patience_s)
+        self._watcher = Watcher(self._parts.store, patience=self._patience)
         self._checker = VariablesChecker(settings.max_variables_bytes)
 
     def submit(
@@ -120,7 +125,7 @@ class Producer:
     def handle(self, job_id: str) -> JobHandle:
         """A handle of an earlier job. Raises InvalidInput unless it is a job id."""
         tenant_of(job_id)
-        return JobHandle(job_id, self._parts.store, self._watcher)
+        return JobHandle(job_id, self._parts.store, self._watcher, self._patience)
 
     def wait(
         self, handles: Collection[JobHandle], timeout: float | None = None
@@ -167,7 +172,9 @@ class Producer:
                 expected=f"{len(inputs)} different keys",
             )
         address = parse_address(template)
-        version = self._parts.versions.get(self._parts.versions.resolve(address))
+        until = self._patience.until()
+        versions = self._parts.versions
+        version = self._patience.call(lambda: versions.get(versions.resolve(address)), until=until)
         queue = queue_name(address.tenant, address.name, version.model_digest)
         limits = version.spec.limits
         submissions = [
@@ -188,7 +195,8 @@ class Producer:
         ]
         for submission in submissions:
             check_submission(submission)
-        return [self.handle(submitted.job_id) for submitted in self._enqueue(submissions)]
+        submitted = self._enqueue(submissions, until=until)
+        return [self.handle(one.job_id) for one in submitted]
 
     def _checked(
         self, version: PublishedVersion, inputs: Sequence[Mapping[str, Any]]
@@ -208,21 +216,14 @@ class Producer:
                 ) from error
         return checked
 
-    def _enqueue(self, submissions: Sequence[Submission]) -> list[Submitted]:
-        """Write all records, then ring for all. On any trouble take back what can be."""
+    def _enqueue(self, submissions: Sequence[Submission], *, until: float) -> list[Submitted]:
+        """Write all records and ring for all. On any trouble take back what can be.
+
+        Nothing is taken back between two tries: the ids are the jobs' identity, so a record that
+        a lost reply was about is found again.
+        """
         try:
-            outcomes = self._parts.store.submit_many(submissions)
-            submitted = [o for o in outcomes if isinstance(o, Submitted)]
-            refusals = [o for o in outcomes if isinstance(o, PrefillqError)]
-            if refusals:
-                self._withdraw(submissions)
-                raise refusals[0]
-            self._parts.bell.ring(
-                Ring(queue=outcome.queue, job_id=outcome.job_id)
-                for outcome in submitted
-                # A job found by its key is rung again: its first ring may have been lost.
-                if outcome.state is JobState.QUEUED
-            )
+            return self._patience.call(lambda: self._write_and_ring(submissions), until=until)
         except (RedisUnreachable, RedisRefused) as error:
             left = self._withdraw(submissions)
             raise type(error)(
@@ -231,6 +232,22 @@ class Producer:
                 expected=error.expected,
                 remedy=f"{error.remedy} {_what_is_left(left)}".lstrip(),
             ) from error
+
+    def _write_and_ring(self, submissions: Sequence[Submission]) -> list[Submitted]:
+        outcomes = self._parts.store.submit_many(submissions)
+        submitted = [o for o in outcomes if isinstance(o, Submitted)]
+        refusals = [o for o in outcomes if isinstance(o, PrefillqError)]
+        if refusals:
+            # What Redis itself would not do may be tried again; that is not taken back yet.
+            if not isinstance(refusals[0], RedisUnreachable | RedisRefused):
+                self._withdraw(submissions)
+            raise refusals[0]
+        self._parts.bell.ring(
+            Ring(queue=outcome.queue, job_id=outcome.job_id)
+            for outcome in submitted
+            # A job found by its key is rung again: its first ring may have been lost.
+            if outcome.state is JobState.QUEUED
+        )
         return submitted
 
     def _withdraw(self, submissions: Sequence[Submission]) -> list[str]:

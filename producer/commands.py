@@ -1,4 +1,4 @@
-"""`prefillq submit`, `result`, `status`, `cancel`, `batch` and `completion`."""
+"""`prefillq submit`, `result`, `status`, `cancel`, `batch`, `dead` and `completion`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import get_completion_class
 
-from contract.console import emit_json, json_option, note, option, read_json_argument
+from contract.console import (
+    Seconds,
+    emit_json,
+    emit_text,
+    json_option,
+    note,
+    option,
+    read_json_argument,
+)
+from contract.described import cut, describe
 from contract.errors import InvalidInput, JobFailed, TimedOut
 from producer.batch_command import batch
+from producer.dead_command import dead
+from producer.patience import Patience
 
 if TYPE_CHECKING:  # these bring Redis and Celery, which help and completion do without
     from contract.settings import Settings
@@ -20,10 +31,10 @@ if TYPE_CHECKING:  # these bring Redis and Celery, which help and completion do 
 _FAILED = JobFailed.exit_code
 
 
-def _producer(settings: Settings) -> Producer:
+def _producer(settings: Settings, *, patience_s: float = 0.0) -> Producer:
     from producer.client import Producer
 
-    return Producer(settings)
+    return Producer(settings, patience_s=patience_s)
 
 
 @click.command()
@@ -46,13 +57,20 @@ def _producer(settings: Settings) -> Producer:
 @option("--wait", is_flag=True, help="Wait for the job and print its answer.")
 @option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     default=300.0,
     show_default=True,
     help="Seconds to wait.",
 )
+@option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Seconds to go on trying while Redis cannot be reached.",
+)
 @option("--idempotency-key", metavar="KEY", help="Submitting again under it gives the same job.")
-@option("--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds the job may take.")
+@option("--deadline", type=Seconds(min_open=True), help="Seconds the job may take.")
 @option("--no-cache", is_flag=True, help="Compute the prefix anew, to compare.")
 @json_option
 @click.pass_obj
@@ -64,6 +82,7 @@ def submit(
     given: str | None,
     wait: bool,
     timeout: float,
+    patience: float,
     idempotency_key: str | None,
     deadline: float | None,
     no_cache: bool,
@@ -80,8 +99,9 @@ def submit(
             "--vars is no JSON object", given=type(variables).__name__, expected='{"name": value}'
         )
     if pairs:
-        variables |= parse_pairs(pairs, _properties(settings, template))
-    handle = _producer(settings).submit(
+        properties = Patience(patience).call(lambda: _properties(settings, template))
+        variables |= parse_pairs(pairs, properties)
+    handle = _producer(settings, patience_s=patience).submit(
         template,
         variables,
         idempotency_key=idempotency_key,
@@ -108,13 +128,13 @@ def parse_pairs(pairs: Sequence[str], properties: Mapping[str, Any]) -> dict[str
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise InvalidInput("--var has no value", given=repr(pair)[:80], expected="NAME=VALUE")
+            raise InvalidInput("--var has no value", given=describe(pair), expected="NAME=VALUE")
         if name in variables:
-            raise InvalidInput(f"--var {name} is given twice", remedy="Give it once.")
+            raise InvalidInput(f"--var {cut(name)} is given twice", remedy="Give it once.")
         schema = properties.get(name)
         types = schema.get("type", "string") if isinstance(schema, dict) else "string"
         textual = "string" in types if isinstance(types, list) else types == "string"
-        variables[name] = value if textual else read_json_argument(value, what=f"--var {name}")
+        variables[name] = value if textual else read_json_argument(value, what=f"--var {cut(name)}")
     return variables
 
 
@@ -134,7 +154,7 @@ def _properties(settings: Settings, template: str) -> Mapping[str, Any]:
 @option("--wait", is_flag=True, help="Wait until the job has ended.")
 @option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     default=300.0,
     show_default=True,
     help="Seconds to wait.",
@@ -163,7 +183,7 @@ def _print_result(result: Result, *, as_json: bool) -> None:
     if as_json:
         emit_json(result.to_dict())
     elif result.status is JobState.SUCCEEDED:
-        click.echo(result.text)
+        emit_text(result.text)
     else:
         why = f": {result.error.message} {result.error.remedy}".rstrip() if result.error else ""
         note(f"{result.job_id} {result.status}{why}")
@@ -223,4 +243,4 @@ def completion(*, shell: str, as_json: bool) -> None:
         click.echo(script)
 
 
-ALL = (submit, result, status, cancel, batch, completion)
+ALL = (submit, result, status, cancel, batch, dead, completion)

@@ -6,15 +6,19 @@ from contract.errors import JobFailed
 from contract.job_store import JobStore, JobView
 from contract.types import JobState, Result
 from producer.notices import Watcher
+from producer.patience import NONE, Patience
 
 
 class JobHandle:
     """Cheap: holds nothing but the id. Two handles of one job are equal."""
 
-    __slots__ = ("_store", "_watcher", "id")
+    __slots__ = ("_patience", "_store", "_watcher", "id")
 
-    def __init__(self, job_id: str, store: JobStore, watcher: Watcher) -> None:
+    def __init__(
+        self, job_id: str, store: JobStore, watcher: Watcher, patience: Patience = NONE
+    ) -> None:
         self.id = job_id
+        self._patience = patience
         self._store = store
         self._watcher = watcher
 
@@ -44,7 +48,7 @@ class JobHandle:
 
     def view(self) -> JobView:
         """The whole record. Raises NotFound."""
-        return self._store.get(self.id)
+        return self._patience.call(lambda: self._store.get(self.id))
 
     def cancel(self) -> JobState:
         """End the job if it is queued, ask it to stop if it runs; the state tells which.

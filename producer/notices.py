@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contract.errors import PrefillqError, RedisUnreachable, TimedOut
 from contract.ids import tenant_of
 from contract.job_store import JobStore, Notice, NoticeStream
+from producer.patience import NONE, Patience
 
 POLL_S = 1.0  # between looks at the records, for up to POLL_JOBS of them; longer for more
 POLL_JOBS = 1000
@@ -28,11 +29,17 @@ class Watcher:
     """Tells waiters which of their jobs have ended. Safe to share between threads."""
 
     def __init__(
-        self, store: JobStore, *, poll_s: float = POLL_S, outage_s: float = OUTAGE_S
+        self,
+        store: JobStore,
+        *,
+        poll_s: float = POLL_S,
+        outage_s: float = OUTAGE_S,
+        patience: Patience = NONE,
     ) -> None:
+        self._patience = patience
         self._store = store
         self._poll_s = poll_s
-        self._outage_s = outage_s
+        self._outage_s = max(outage_s, patience.seconds)
         self._waits: dict[str, list[_Wait]] = {}  # job id -> who waits for it
         self._tenants: set[str] = set()  # of all jobs ever waited for
         self._changed = threading.Condition()
@@ -57,7 +64,12 @@ class Watcher:
         self._add(wait, pending)
         try:
             # After the registration, so that no job can end unseen between the two.
-            for job_id in self._ended_now(tuple(pending)):
+            patient_until = self._patience.until()
+            ended = self._patience.call(
+                lambda: list(self._ended_now(tuple(pending))),
+                until=patient_until if give_up is None else min(patient_until, give_up),
+            )
+            for job_id in ended:
                 pending.discard(job_id)
                 yield job_id
             while pending:

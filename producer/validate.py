@@ -12,11 +12,11 @@ from jsonschema.exceptions import best_match
 from referencing.exceptions import Unresolvable
 
 from contract.codec import pack, unpack
+from contract.described import cut, describe, place_and_rule
 from contract.errors import InvalidInput, SpecInvalid
 from templates.version import PublishedVersion
 
 _KEPT_VALIDATORS = 256
-_SHOWN_CHARS = 60
 
 
 class VariablesChecker:
@@ -29,11 +29,12 @@ class VariablesChecker:
     def check(self, version: PublishedVersion, variables: Mapping[str, Any]) -> dict[str, Any]:
         """The variables as a worker will see them.
 
-        Raises InvalidInput that names the field, what it holds and what it should hold.
+        Raises InvalidInput that names the field, what it should hold, and of what it holds the
+        kind and size: values are prompt text, and messages end in logs.
         """
         if not isinstance(variables, Mapping):
             raise InvalidInput(
-                "variables are no object", given=_describe(variables), expected="name: value pairs"
+                "variables are no object", given=describe(variables), expected="name: value pairs"
             )
         packed = pack(dict(variables))
         if len(packed) > self._max_bytes:
@@ -69,59 +70,14 @@ def _too_large(variables: Mapping[str, Any], size: int, limit: int) -> InvalidIn
     largest = max(variables, key=lambda name: len(pack(variables[name])))
     return InvalidInput(
         "the variables are too large",
-        given=f"{size} bytes, of which $.{largest} has {len(pack(variables[largest]))}",
+        given=f"{size} bytes, of which $.{cut(largest)} has {len(pack(variables[largest]))}",
         expected=f"at most {limit} bytes as msgpack",
         remedy="Shorten the field, or raise PREFILLQ_MAX_VARIABLES_BYTES.",
     )
 
 
 def _explained(error: Any, version: PublishedVersion) -> InvalidInput:
-    # Untyped: what a jsonschema ValidationError holds depends on its keyword.
-    remedy = f"See input.schema of {version.ref}."
-    if error.validator == "required":
-        missing = [name for name in error.validator_value if name not in error.instance]
-        return InvalidInput(
-            f"{error.json_path}.{missing[0]} is missing",
-            given=_describe(error.instance),
-            expected=f"the fields {', '.join(error.validator_value)}",
-            remedy=remedy,
-        )
-    if error.validator == "additionalProperties" and error.validator_value is False:
-        known = set(error.schema.get("properties", {}))
-        unknown = sorted(set(error.instance) - known)
-        return InvalidInput(
-            f"{error.json_path}.{unknown[0][:_SHOWN_CHARS]} is not a field of this template",
-            given=_describe(error.instance),
-            expected=f"the fields {', '.join(sorted(known))}",
-            remedy=remedy,
-        )
+    place, given, expected = place_and_rule(error)
     return InvalidInput(
-        f"{error.json_path} does not fit the template",
-        given=_describe(error.instance),
-        expected=f"{error.validator}: {_short(error.validator_value)}",
-        remedy=remedy,
+        place, given=given, expected=expected, remedy=f"See input.schema of {version.ref}."
     )
-
-
-def _describe(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return f"the boolean {str(value).lower()}"
-        case int() | float():
-            return f"the number {_short(value)}"
-        case str():
-            return f"text of {len(value)} characters, {_short(value)}"
-        case list():
-            return f"a list of {len(value)}, {_short(value)}"
-        case dict():
-            return f"an object with the fields {_short(sorted(value))}"
-        case _:
-            return f"a value of type {type(value).__name__}"
-
-
-def _short(value: object) -> str:
-    # Never the whole of a long value: its repr alone may be megabytes.
-    shown = repr(value[: _SHOWN_CHARS + 1]) if isinstance(value, str | list) else repr(value)
-    return shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."

@@ -11,6 +11,7 @@ import click
 from contract.console import (
     emit_json,
     emit_table,
+    emit_text,
     json_option,
     note,
     option,
@@ -109,13 +110,14 @@ def show(settings: Settings, *, address: str, prompt: str | None, as_json: bool)
     from templates.transfer import spec_text
 
     registry = open_registry(settings)
-    version = registry.get(registry.resolve(parse_address(address)))
+    version = registry.get(registry.resolve(parse_address(address), with_retired=True))
     ref = version.ref
     labels = registry.labels(ref.tenant, ref.template)
     facts: dict[str, Any] = {
         "address": str(ref),
         "digest": ref.digest,
         "labels": [name for name, number in labels.items() if number == ref.version],
+        "retired": ref.version in registry.retired(ref.tenant, ref.template),
         "model": version.spec.model,
         "model_digest": version.model_digest,
         "tokenizer_digest": version.tokenizer_digest,
@@ -128,11 +130,11 @@ def show(settings: Settings, *, address: str, prompt: str | None, as_json: bool)
     if as_json:
         emit_json({**facts, "spec": version.spec.to_plain(), "prompt": text})
     elif text is not None:
-        click.echo(text)
+        emit_text(text)
     else:
         for name, value in facts.items():
             shown = ", ".join(value) if isinstance(value, list) else value
-            click.echo(f"# {name}: {shown}")
+            click.echo(f"# {name}: {'yes' if shown is True else 'no' if shown is False else shown}")
         click.echo(spec_text(version.spec), nl=False)
 
 
@@ -183,6 +185,28 @@ def label(
         note(f"{label} removed from {parsed}")
     else:
         note(f"{label} points to {parsed.tenant}/{parsed.name}@{number}")
+
+
+@templates.command()
+@click.argument("address")
+@option("--undo", is_flag=True, help="Let it take jobs again.")
+@json_option
+@click.pass_obj
+def retire(settings: Settings, *, address: str, undo: bool, as_json: bool) -> None:
+    """Take no new jobs for the version at ADDRESS, such as acme/triage@3.
+
+    The jobs it has are finished. A version that a label points to is a conflict: move the label
+    first.
+    """
+    registry = open_registry(settings)
+    parsed = parse_address(address)
+    number = registry.resolve(parsed, with_retired=True).version
+    registry.retire(parsed.tenant, parsed.name, number, undo=undo)
+    template = f"{parsed.tenant}/{parsed.name}"
+    if as_json:
+        emit_json({"template": template, "version": number, "retired": not undo})
+    else:
+        note(f"{template}@{number} {'takes jobs again' if undo else 'is retired'}")
 
 
 for _command in file_commands.ALL:

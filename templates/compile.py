@@ -44,6 +44,7 @@ def compile_template(
     compiled = CompiledTemplate(
         segments=tuple(_segments(find_skeleton(chat), tokenizer)), prefix_ids=()
     )
+    _check_length(compiled, model, tokenizer)
     requests = list(_requests(spec))
     for request in (*requests, *_content_requests(spec, model)):
         _check_text(chat, compiled, request)
@@ -65,6 +66,36 @@ def _check_literals(chat: Conversation, tokenizer: TemplateTokenizer) -> None:
                 expected="ordinary text; control tokens are the chat template's business",
                 remedy="Take it out, or put a space into it.",
             )
+
+
+def _check_length(
+    compiled: CompiledTemplate, model: ModelFolder, tokenizer: TemplateTokenizer
+) -> None:
+    """Raise TemplateRefused for fixed text that no job could run with.
+
+    Before the hundreds of values are tried on it, each of which takes as long as it is.
+    """
+    texts = [
+        part.text
+        for segment in compiled.segments
+        if isinstance(segment, Piece)
+        for span in segment.spans
+        for part in span.parts
+        if isinstance(part, Literal)
+    ]
+    if model.max_positions is None or sum(map(len, texts)) <= model.max_positions:
+        return  # a token has at least one character
+    try:
+        tokens = sum(len(tokenizer.encode_ordinary(text)) for text in texts)
+    except InvalidInput:
+        return  # what is wrong will be said of the first request
+    if tokens > model.max_positions:
+        raise TemplateRefused(
+            "the fixed text is longer than the model can read",
+            given=f"about {tokens} tokens",
+            expected=f"at most {model.max_positions}, with the variables and the answer",
+            remedy="Shorten the messages, or choose a model that reads more.",
+        )
 
 
 def _segments(spans: Sequence[Span], tokenizer: TemplateTokenizer) -> Iterator[Segment]:

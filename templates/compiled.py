@@ -62,9 +62,13 @@ class CompiledTemplate:
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_plain`. Raises KeyError or TypeError for anything else."""
+        ids = data["prefix_ids"]
+        if not isinstance(ids, list) or any(type(id_) is not int for id_ in ids):
+            raise TypeError("prefix_ids are no list of integers")
         return cls(
             segments=tuple(_segment_from_plain(segment) for segment in data["segments"]),
-            prefix_ids=tuple(data["prefix_ids"]),
+            prefix_ids=tuple(ids),
         )
 
 
@@ -87,16 +91,27 @@ def _segment_to_plain(segment: Segment) -> dict[str, Any]:
 
 def _segment_from_plain(data: Mapping[str, Any]) -> Segment:
     if "control" in data:
-        return Control(data["control"], data["text"])
+        if type(data["control"]) is not int:
+            raise TypeError("a control token's id is no integer")
+        return Control(data["control"], _text(data, "text"))
     return Piece(
         spans=tuple(
             Span(
-                strip=span["strip"],
+                strip=_text(span, "strip"),
                 parts=tuple(
-                    Literal(part["text"]) if "text" in part else Variable(part["variable"])
+                    Literal(_text(part, "text"))
+                    if "text" in part
+                    else Variable(_text(part, "variable"))
                     for part in span["parts"]
                 ),
             )
             for span in data["spans"]
         )
     )
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is no text")
+    return value

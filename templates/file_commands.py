@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from contract.console import emit_json, json_option, note, one_line, option
+from contract.console import emit_json, emit_text, json_option, note, one_line, option
 from contract.errors import InvalidInput, ModelError, TemplateRefused
+from contract.files import is_file, write_text
 from contract.ids import parse_address
 from templates.cli_tools import (
     check_no_selector,
@@ -72,7 +73,7 @@ def diff(settings: Settings, *, before: str, after: str, as_json: bool) -> None:
         emit_json({"before": before, "after": after, **difference.to_dict()})
         return
     for line in difference.text:
-        click.echo(line)
+        emit_text(line)
     for name, (old, new) in difference.generation.items():
         note(f"generation.{name}: {old} -> {new}")
     change = difference.prefix
@@ -92,7 +93,7 @@ def _side(settings: Settings, text: str) -> Side:
     from templates.spec import load_spec
 
     path = Path(text)
-    if path.suffix in {".yaml", ".yml"} or path.is_file():
+    if path.suffix in {".yaml", ".yml"} or is_file(path):
         spec = load_spec(path)
         try:
             compiled = make_preparer(settings).prepare(spec).compiled
@@ -101,7 +102,7 @@ def _side(settings: Settings, text: str) -> Side:
             return Side(name=text, spec=spec)
         return Side(name=text, spec=spec, prefix_ids=compiled.prefix_ids)
     registry = open_registry(settings)
-    version = registry.get(registry.resolve(parse_address(text)))
+    version = registry.get(registry.resolve(parse_address(text), with_retired=True))
     return Side(name=str(version.ref), spec=version.spec, prefix_ids=version.compiled.prefix_ids)
 
 
@@ -131,10 +132,10 @@ def export(
         places = {label: n for n, item in enumerate(versions) for label in item.labels}
         text = bundle_text([registry.get(item.ref).spec for item in versions], places)
     else:
-        text = spec_text(registry.get(registry.resolve(parsed)).spec)
+        text = spec_text(registry.get(registry.resolve(parsed, with_retired=True)).spec)
     if output is not None:
         try:
-            output.write_text(text, "utf-8")
+            write_text(output, text)
         except OSError as error:
             raise InvalidInput(
                 "the file cannot be written", given=f"{output}: {error.strerror}"

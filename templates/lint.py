@@ -6,14 +6,17 @@ also the compiled template and its tokenizer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Literal as OneOf
 
 from jsonschema import Draft202012Validator
+from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from contract.described import place_and_rule
 from contract.errors import PrefillqError
 from templates.compiled import CompiledTemplate
 from templates.fill import fill
@@ -82,12 +85,13 @@ def lint_spec(spec: TemplateSpec) -> Iterator[Finding]:
 
 
 def _samples(spec: TemplateSpec) -> Iterator[Finding]:
-    validator = Draft202012Validator(spec.input.json_schema)
+    # An empty registry: nothing that a schema refers to is fetched.
+    validator = Draft202012Validator(spec.input.json_schema, registry=Registry())
     choices = spec.output.choices
     for number, sample in enumerate(spec.samples, 1):
         try:
             problems = list(validator.iter_errors(sample.input))
-        except (Unresolvable, RecursionError) as error:
+        except (Unresolvable, re.error, RecursionError) as error:
             yield Finding(
                 level="error",
                 code="schema_unusable",
@@ -96,11 +100,12 @@ def _samples(spec: TemplateSpec) -> Iterator[Finding]:
             )
             return
         for problem in problems:
+            place, given, expected = place_and_rule(problem)
             yield Finding(
                 level="error",
                 code="sample_invalid",
                 message=f"sample {number} does not fit input.schema: "
-                f"{problem.json_path}: {problem.message[:200]}",
+                f"{place}; given: {given}; expected: {expected}",
                 remedy="Mend the sample or the schema.",
             )
         if choices and sample.expected is not None and sample.expected not in choices:

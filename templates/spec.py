@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,17 +21,29 @@ from pydantic import (
 )
 
 from contract.codec import check_plain
+from contract.described import describe
 from contract.errors import InvalidInput, SpecInvalid
+from contract.files import read_text
 from contract.ids import check_name
 from contract.job_store import MAX_DEADLINE_S
 from templates.placeholders import variables_in
 
 MAX_SPEC_BYTES = 4 * 2**20
+MAX_NODES = 20_000  # keys and values of one file
+MAX_DIGITS = 64
+MAX_VARIABLES = 100
+_TEXT_TAG = "tag:yaml.org,2002:str"
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_TEXTS = {"content", "samples", "choices"}  # fields that hold what models or users say
+_SHOWN_CHARS = 60
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    # Pydantic's own messages would quote what was given, and that may be a prompt.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True
+    )
 
 
 class Message(_Strict):
@@ -90,12 +103,12 @@ class TemplateSpec(_Strict):
     name: str
     model: str
     description: str = ""
-    messages: Annotated[tuple[Message, ...], Field(min_length=1)]
+    messages: Annotated[tuple[Message, ...], Field(min_length=1, max_length=1000)]
     input: InputSpec
     output: OutputSpec = OutputSpec()
     generation: GenerationSpec = GenerationSpec()
     limits: LimitsSpec = LimitsSpec()
-    samples: tuple[Sample, ...] = ()
+    samples: Annotated[tuple[Sample, ...], Field(max_length=1000)] = ()  # each is tried
     strict: bool = False  # True: a job whose prefix does not verify fails, never runs uncached
 
     @field_validator("tenant", "name")
@@ -111,6 +124,8 @@ class TemplateSpec(_Strict):
         _check_schema(self.input.json_schema)
         declared = set(self.input.json_schema.get("properties", {}))
         used = {name for message in self.messages for name in variables_in(message.content)}
+        if len(used) > MAX_VARIABLES:  # each is tried alone, with hundreds of values
+            raise ValueError(f"messages use {len(used)} variables; at most {MAX_VARIABLES}")
         if missing := sorted(used - declared):
             raise ValueError(f"messages use {missing}, which input.schema does not declare")
         required = set(self.input.json_schema.get("required", []))
@@ -148,11 +163,11 @@ def parse_spec(data: object, *, source: str = "the template") -> TemplateSpec:
         ) from error
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        field = ".".join(str(part)[:60] for part in first["loc"]) or "the whole file"
         more = error.error_count() - 1
         raise SpecInvalid(
             f"{source} is no template: {field}",
-            given=repr(first["input"])[:120],
+            given=_shown(first["loc"], first["input"]),
             expected=first["msg"].removeprefix("Value error, "),
             remedy=f"{more} more problem(s) follow once this one is mended." if more else "",
         ) from error
@@ -172,30 +187,78 @@ def load_spec(path: Path) -> TemplateSpec:
 
 
 def load_documents(path: Path) -> tuple[object, ...]:
-    """The YAML documents of a file (safe loading, size limited, no aliases that multiply).
-
-    Raises SpecInvalid when it cannot be read.
-    """
+    """The YAML documents of a regular file. Raises SpecInvalid when it cannot be read."""
     try:
-        size = path.stat().st_size
-        if size > MAX_SPEC_BYTES:
-            raise SpecInvalid(
-                f"{path} is too large", given=f"{size} bytes", expected=f"{MAX_SPEC_BYTES} at most"
-            )
-        return tuple(yaml.load_all(path.read_text("utf-8"), Loader=_NoAliases))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        text = read_text(path, max_bytes=MAX_SPEC_BYTES)
+    except OSError as error:
+        remedy = "Make it smaller." if error.errno == errno.EFBIG else ""
+        raise SpecInvalid(f"{path} cannot be read", given=error.strerror, remedy=remedy) from error
+    except UnicodeDecodeError as error:
         raise SpecInvalid(
-            f"{path} cannot be read as YAML", given=" ".join(str(error).split())[:200]
+            f"{path} cannot be read as YAML", given=str(error), expected="UTF-8"
+        ) from error
+    return parse_documents(text, source=str(path))
+
+
+def parse_documents(text: str, *, source: str = "the text") -> tuple[object, ...]:
+    """The YAML documents of a text, in time that its length bounds. Raises SpecInvalid."""
+    try:
+        return tuple(yaml.load_all(text, Loader=_Bounded))
+    except yaml.MarkedYAMLError as error:
+        # Without the lines that it quotes.
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        given = f"{error.problem or error.context}{where}"
+        raise SpecInvalid(f"{source} cannot be read as YAML", given=given[:200]) from error
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise SpecInvalid(
+            f"{source} cannot be read as YAML", given=" ".join(str(error).split())[:200]
         ) from error
 
 
-class _NoAliases(yaml.SafeLoader):
-    """Safe loading without aliases: nine lines of them can unfold to gigabytes."""
+class _Bounded(yaml.SafeLoader):
+    """Safe loading of what a template needs, and of nothing that costs more than its length.
+
+    No aliases: nine lines of them can unfold to gigabytes. No tags but text's: `!!int ''` and the
+    like end PyYAML with whatever error comes first. A limit to nodes, which take some 30 us each,
+    and to digits: 1:1:1 is a number to base 60, and a megabyte of it takes hours.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._nodes = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not used in template files")
+        event: yaml.events.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.events.AliasEvent):
+            raise _refused("aliases (*name) are not used in template files", event)
+        if getattr(event, "tag", None) not in (None, "!", _TEXT_TAG):
+            raise _refused("tags (!name) are not used in template files", event)
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise _refused(f"more than {MAX_NODES} values", event)
         return super().compose_node(parent, index)
+
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        node = super().compose_scalar_node(anchor)
+        if node.tag in _NUMBER_TAGS and len(node.value) > MAX_DIGITS:
+            problem = f"a number of {len(node.value)} characters; write text in quotes"
+            raise _refused(problem, node)
+        return node
+
+
+def _refused(problem: str, at: Any) -> yaml.MarkedYAMLError:
+    """`at` is an event or a node."""
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
+
+
+def _shown(place: tuple[int | str, ...], value: object) -> str:
+    """A value for a message: settings as they are, but never what is or may be prompt text."""
+    if isinstance(value, bool | int | float) or value is None:
+        return repr(value)
+    if isinstance(value, str) and len(value) <= _SHOWN_CHARS and not _TEXTS & set(place):
+        return repr(value)
+    return describe(value)
 
 
 def _check_schema(schema: dict[str, Any]) -> None:
@@ -208,7 +271,7 @@ def _check_schema(schema: dict[str, Any]) -> None:
             raise ValueError(
                 f"input.schema refers to {value!r}; use places inside it (#/$defs/...)"
             )
-        if keyword == "pattern":
+        if keyword in ("pattern", "patternProperties"):
             _check_pattern(value)
     if schema.get("type") != "object":
         raise ValueError("input.schema must have type: object")
@@ -217,13 +280,15 @@ def _check_schema(schema: dict[str, Any]) -> None:
 
 
 def _keywords(schema: object) -> Iterator[tuple[str, str]]:
-    """All text-valued keywords of a schema, at any depth."""
+    """All text-valued keywords of a schema, at any depth, and keys that are patterns."""
     if isinstance(schema, dict):
         for key, value in schema.items():
             if key in ("const", "default", "enum", "examples"):
                 continue  # data, not schema
             if isinstance(value, str):
                 yield key, value
+            if key == "patternProperties" and isinstance(value, dict):
+                yield from ((key, pattern) for pattern in value)
             yield from _keywords(value)
     elif isinstance(schema, list):
         for item in schema:

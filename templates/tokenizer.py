@@ -22,6 +22,8 @@ from typing import Any, Self
 from tokenizers import AddedToken, Tokenizer
 
 from contract.errors import InvalidInput, ModelError
+from contract.files import read_text
+from contract.model_folder import MAX_JSON_BYTES
 from templates.compiled import Control
 
 _NAMED_TOKENS = tuple(f"{n}_token" for n in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -67,14 +69,22 @@ class TemplateTokenizer:
         Raises ModelError when there is no fast tokenizer or it cannot be read.
         """
         try:
-            data = json.loads((path / "tokenizer.json").read_text("utf-8"))
+            data = json.loads(read_text(path / "tokenizer.json", max_bytes=MAX_JSON_BYTES))
             config_file = path / "tokenizer_config.json"
-            config = json.loads(config_file.read_text("utf-8")) if config_file.exists() else {}
+            config = (
+                json.loads(read_text(config_file, max_bytes=MAX_JSON_BYTES))
+                if config_file.exists()
+                else {}
+            )
             return cls(data, more=_tokens_of_config(data, config))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except BaseException as error:
+            # The library, in Rust, also panics, which is no Exception.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            reason = error.strerror if isinstance(error, OSError) else error
             raise ModelError(
                 "the tokenizer cannot be read",
-                given=f"{path}: {error}",
+                given=f"{path}: {type(error).__name__}: {reason!s:.200}",
                 expected="a model folder with a fast tokenizer (tokenizer.json)",
                 remedy="Fetch the model again, or save it with save_pretrained.",
             ) from error

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from contract.canonical import digest
-from contract.errors import CodecError
+from contract.errors import CodecError, SpecInvalid
 from contract.model_folder import ModelFolder
 from contract.types import VersionRef
 from templates.compiled import CompiledTemplate
 from templates.spec import TemplateSpec, parse_spec
+
+T = TypeVar("T")
+_END_OF_TIME = 253_402_300_800.0  # the year 10000, which no calendar here knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,32 +43,51 @@ class PublishedVersion:
 
     @classmethod
     def from_plain(cls, data: object) -> Self:
-        """The inverse of `to_plain`. Raises CodecError or SpecInvalid for anything else."""
+        """The inverse of `to_plain`. Raises CodecError, without quoting, for anything else."""
         try:
             return cls._from_mapping(cast(Mapping[str, Any], data))
+        except SpecInvalid as error:
+            raise _unreadable(error.problem) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CodecError(
-                "a stored template version cannot be read",
-                given=f"{type(error).__name__}: {error}"[:120],
-                expected="what this release of prefillq publishes",
-                remedy="Publish the template again.",
-            ) from error
+            raise _unreadable(type(error).__name__) from error
 
     @classmethod
     def _from_mapping(cls, data: Mapping[str, Any]) -> Self:
         return cls(
             ref=VersionRef(
-                tenant=data["tenant"],
-                template=data["template"],
-                version=data["version"],
-                digest=data["digest"],
+                tenant=_of(str, data, "tenant"),
+                template=_of(str, data, "template"),
+                version=_of(int, data, "version"),
+                digest=_of(str, data, "digest"),
             ),
             spec=parse_spec(data["spec"], source="a stored version"),
             compiled=CompiledTemplate.from_plain(data["compiled"]),
-            model_digest=data["model_digest"],
-            tokenizer_digest=data["tokenizer_digest"],
-            published_at=data["published_at"],
+            model_digest=_of(str, data, "model_digest"),
+            tokenizer_digest=_of(str, data, "tokenizer_digest"),
+            published_at=_time(data["published_at"]),
         )
+
+
+def _of(kind: type[T], data: Mapping[str, Any], name: str) -> T:
+    value = data[name]
+    if type(value) is not kind:
+        raise TypeError(f"{name} is of type {type(value).__name__}")
+    return value
+
+
+def _time(value: object) -> float:
+    if not isinstance(value, float) or not 0 <= value < _END_OF_TIME:
+        raise ValueError("published_at is no time")
+    return value
+
+
+def _unreadable(why: str) -> CodecError:
+    return CodecError(
+        "a stored template version cannot be read",
+        given=why,
+        expected="what this release of prefillq publishes",
+        remedy="Publish the template again.",
+    )
 
 
 def version_digest(spec: TemplateSpec, model: ModelFolder) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +20,8 @@ from contract.redis_client import connect
 from contract.settings import Settings
 from local.redis_server import EmbeddedRedis
 from tests.support.kernels import share_kernels
+from tests.support.logins import Logins, enter_tenants, refusals, restricted_users
+from tests.support.markers import leaks
 from tests.support.tiny import make_tiny_llama
 from worker.openmp import wait_passively
 
@@ -31,6 +33,35 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 REAL_MODEL = "smollm2-135m-instruct"
 # A database of its own on a Redis that is shared: tests empty it.
 TEST_DATABASE = 15
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--acl",
+        action="store_true",
+        help="log in as the Redis users of 'prefillq tenants'; a command refused fails its test",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--acl"):
+        for item in items:
+            if marker := item.get_closest_marker("unrestricted"):
+                item.add_marker(pytest.mark.skip(reason=marker.args[0]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """No log of any test holds what a test planted where users write (tests.support.markers)."""
+    report = yield
+    if report.when == "teardown" and report.passed:
+        found = leaks(item._report_sections, getattr(item, "funcargs", {}).get("tmp_path"))
+        if found:
+            report.outcome = "failed"
+            report.longrepr = f"a log or stderr holds {', '.join(found)}"
+    return report
 
 
 def _missing(reason: str) -> NoReturn:
@@ -56,20 +87,86 @@ def redis_url() -> Iterator[str]:
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def logins(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Logins]:
+    """Who plays which part: the one user there is, or restricted ones with `--acl`."""
+    if not request.config.getoption("--acl"):
+        yield Logins.everyone(redis_url)
+        return
+    settings = Settings(redis_url=redis_url)
+    with connect(settings) as client, restricted_users(client, settings) as made:
+        yield made
+
+
 @pytest.fixture
-def settings(redis_url: str, tmp_path: Path) -> Settings:
-    """Settings for an empty database and a cache folder with nothing but compiled kernels."""
+def settings(redis_url: str, logins: Logins, tmp_path: Path) -> Iterator[Settings]:
+    """Settings for an empty database and a cache folder with nothing but compiled kernels.
+
+    They log in as an operator. With `--acl` nothing may have been refused to the others in the end.
+    """
     chosen = Settings(redis_url=redis_url, cache_dir=tmp_path / "cache", lease_s=6.0)
     share_kernels(chosen.cache_dir)
     with connect(chosen) as client:
         client.flushdb()
-    return chosen
+        if not logins.restricted:
+            yield chosen
+            return
+        enter_tenants(client)
+        refusals(client)
+        yield chosen
+        assert refusals(client) == []
 
 
 @pytest.fixture
 def client(settings: Settings) -> Iterator[redis.Redis]:
-    """A connection to that database."""
+    """An operator's connection to that database."""
     with connect(settings) as connection:
+        yield connection
+
+
+def _logged_in(settings: Settings, logins: Logins, url: str) -> Settings:
+    """Other users of the suite's own Redis; a test with a Redis of its own has one user for all."""
+    if not logins.restricted or settings.redis_url != logins.operator:
+        return settings
+    return settings.model_copy(update={"redis_url": url})
+
+
+@pytest.fixture
+def producer_settings(settings: Settings, logins: Logins) -> Settings:
+    """The same as `settings`, for one who submits."""
+    return _logged_in(settings, logins, logins.producer)
+
+
+@pytest.fixture
+def admin_settings(settings: Settings, logins: Logins) -> Settings:
+    """The same as `settings`, for one who publishes templates."""
+    return _logged_in(settings, logins, logins.admin)
+
+
+@pytest.fixture
+def worker_settings(settings: Settings, logins: Logins) -> Settings:
+    """The same as `settings`, for a worker."""
+    return _logged_in(settings, logins, logins.worker)
+
+
+@pytest.fixture
+def producer_client(producer_settings: Settings) -> Iterator[redis.Redis]:
+    """A producer's connection."""
+    with connect(producer_settings) as connection:
+        yield connection
+
+
+@pytest.fixture
+def admin_client(admin_settings: Settings) -> Iterator[redis.Redis]:
+    """A tenant admin's connection."""
+    with connect(admin_settings) as connection:
+        yield connection
+
+
+@pytest.fixture
+def worker_client(worker_settings: Settings) -> Iterator[redis.Redis]:
+    """A worker's connection."""
+    with connect(worker_settings) as connection:
         yield connection
 
 

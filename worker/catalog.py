@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from contract import keys
 from contract.errors import InvalidInput, PrefillqError, RedisRefused, RedisUnreachable
 from contract.logs import get_logger
-from contract.redis_client import Client, errors_explained, text
+from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
 from contract.types import VersionRef
-from templates.registry import Registry
+from templates.registry import Registry, read_names, read_refs
 from templates.version import PublishedVersion
 
 log = get_logger(__name__)
@@ -39,7 +40,7 @@ class Catalog:
         model_digest: str,
         patterns: Iterable[str] = (),
     ) -> None:
-        self._client = client
+        self._client: Any = client  # redis-py types each reply as a value or an awaitable
         self._settings = settings
         self._registry = registry
         self._model_digest = model_digest
@@ -71,20 +72,16 @@ class Catalog:
 
     def _matching(self) -> Iterable[tuple[str, str]]:
         with errors_explained(self._settings):
-            tenants = sorted(text(t) for t in self._client.smembers(keys.TENANTS))
-            for tenant in tenants:
-                for name in self._client.smembers(keys.templates(tenant)):
-                    address = f"{tenant}/{text(name)}"
+            for tenant in read_names(self._client.smembers(keys.TENANTS)):
+                for name in read_names(self._client.smembers(keys.templates(tenant))):
+                    address = f"{tenant}/{name}"
                     if any(fnmatchcase(address, pattern) for pattern in self._patterns):
-                        yield tenant, text(name)
+                        yield tenant, name
 
     def _refs(self, tenant: str, template: str) -> list[VersionRef]:
         with errors_explained(self._settings):
             found = self._client.hgetall(keys.versions(tenant, template))
-        return [
-            VersionRef(tenant=tenant, template=template, version=int(number), digest=text(digest))
-            for number, digest in found.items()
-        ]
+        return read_refs(tenant, template, found)
 
     def _fits(self, ref: VersionRef) -> bool:
         if ref not in self._model_of:

@@ -7,18 +7,27 @@ made again.
 
 from __future__ import annotations
 
+import logging
+import signal
 from functools import partial
 from typing import Any, ClassVar
 
 from celery import Celery, Task, bootsteps
 from celery.apps.worker import Worker
 from celery.exceptions import Reject
+from celery.worker import state as celery_state
 from celery.worker.request import Request
+from kombu.exceptions import OperationalError
 
 from contract.celery_app import TASK_NAME, make_celery, make_queue, ring
-from contract.errors import PrefillqError, RedisUnreachable
+from contract.errors import InvalidInput, PrefillqError, RedisUnreachable
 from contract.logs import get_logger
+from contract.redis_client import errors_explained
+from contract.redis_url import redacted
+from contract.settings import Settings
 from worker import transport
+from worker.refusals import REFUSALS
+from worker.runner import JobReturned
 from worker.service import WorkerService
 
 log = get_logger(__name__)
@@ -45,18 +54,23 @@ def register_task(app: Celery, service: WorkerService) -> None:
     def run(self: Task, *args: object, **kwargs: object) -> None:
         job_id = args[0] if len(args) == 1 and not kwargs else None
         if not isinstance(job_id, str):
-            log.warning("message_refused", error="the task takes one argument, a job's id")
+            REFUSALS.note("arguments", error="the task takes one argument, a job's id")
             return
         try:
             service.runner.run(job_id, delivery_tag=self.request.delivery_info.get("tag"))
+        except JobReturned as error:
+            log.info("message_requeued", job_id=job_id, error=str(error))
+            raise Reject(str(error), requeue=True) from error
         except RedisUnreachable as error:
             # Back to the queue: the job is as it was, and this message is its doorbell.
             log.warning("message_requeued", job_id=job_id, error=str(error))
             raise Reject(str(error), requeue=True) from error
+        except InvalidInput as error:
+            REFUSALS.note("arguments", error=error.problem)
         except PrefillqError as error:
-            # No job id, a damaged record, a Redis that is full: requeued at once it would come
+            # A damaged record, a Redis that is full: requeued at once it would come
             # back at once. If there is a job behind it, the janitor rings again.
-            log.warning("message_refused", job_id=repr(job_id)[:100], error=str(error))
+            log.warning("message_dropped", job_id=job_id, error=str(error))
 
 
 class ServiceStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -69,12 +83,39 @@ class ServiceStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self.service: WorkerService = parent.app.prefillq_service
 
     def start(self, parent: Worker) -> None:
+        _end_our_way(self.service)
         try:
-            self.service.start(ring=partial(ring, parent.app))
+            self.service.start(ring=partial(_ring, parent.app, self.service.settings))
         except PrefillqError as error:
             # Celery would print a traceback and end with 1; the command says it better.
             self.service.failure = error
             raise SystemExit(error.exit_code) from error
+
+
+def _ring(app: Celery, settings: Settings, queue: str, job_id: str) -> None:
+    """`contract.celery_app.ring`, with the errors that all calls to Redis raise."""
+    try:
+        with errors_explained(settings):
+            ring(app, queue, job_id)
+    except OperationalError as error:
+        raise RedisUnreachable(
+            "the broker cannot be reached", given=redacted(settings.redis_url)
+        ) from error
+
+
+def _end_our_way(service: WorkerService) -> None:
+    """Signals end the worker as `worker.ending` has it, instead of by Celery's handlers.
+
+    Celery's first SIGTERM waits for ever and its second does nothing; SIGQUIT, or a second
+    SIGINT, drops the tasks that run.
+    """
+
+    def on_signal(number: int, _: object) -> None:
+        service.shutdown.request(at_once=number == signal.SIGQUIT)
+        celery_state.should_stop = 0  # no new messages; then wait for the tasks that run
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, on_signal)
 
 
 class CatalogStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -111,8 +152,12 @@ def run_worker(service: WorkerService, *, log_level: str) -> int:
     """Run until told to stop; returns the exit code. Raises what loading the model raised."""
     # Before Celery's worker: how many jobs it may take at once is what the engine can serve.
     service.load()
+    for chatty in ("celery.worker.strategy", "celery.app.trace"):
+        # Two lines for each message; the job's own line says more.
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     transport.install()
     app = make_celery(service.settings)
+    app.conf.worker_consumer = "worker.consumer:Consumer"
     app.prefillq_service = service
     register_task(app, service)
     app.steps["worker"].add(ServiceStep)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from contract.console import emit_json, emit_table, json_option, note, one_line, option
+from contract.errors import CodecError
 from contract.logs import configure_logs
 from contract.redis_client import connect
 from contract.settings import GIB, KIB, MIB, Settings
@@ -15,8 +16,21 @@ from worker.engine.names import KERNELS, MODES, Auto, KernelName, Mode
 from worker.openmp import wait_passively
 from worker.options import DEFAULT_MODEL, WorkerOptions
 from worker.presence import EXPIRES_S, list_workers
+from worker.report import check_report
 
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
+
+
+class DeviceName(click.ParamType[str]):
+    """How a device is spelt; whether it is there only torch can tell."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", text, re.ASCII):
+            self.fail(f"{value!r:.40} is no device; write auto, cpu, mps or cuda[:N]", param, ctx)
+        return text
 
 
 class ByteSize(click.ParamType[int]):
@@ -27,9 +41,11 @@ class ByteSize(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
+        match = re.fullmatch(
+            r"(\d{1,15})([KMG]?)(?:i?B)?", str(value).strip(), re.IGNORECASE | re.ASCII
+        )
         if match is None:
-            self.fail(f"{value!r} is no size; write 512M or 2G", param, ctx)
+            self.fail(f"{value!r:.40} is no size; write 512M or 2G", param, ctx)
         return int(match.group(1)) * _UNITS[match.group(2).upper()]
 
 
@@ -47,7 +63,13 @@ def worker() -> None:
     metavar="PATTERN",
     help="Templates to serve, such as acme/* (repeatable; default: all of this model).",
 )
-@option("--device", default="auto", show_default=True, help="cuda, cuda:1, mps or cpu.")
+@option(
+    "--device",
+    type=DeviceName(),
+    default="auto",
+    show_default=True,
+    help="cuda, cuda:1, mps or cpu.",
+)
 @option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
@@ -100,7 +122,7 @@ def worker() -> None:
 )
 @option(
     "--chunk-tokens",
-    type=click.IntRange(min=16),
+    type=click.IntRange(16, 2**20),
     default=512,
     show_default=True,
     help="Prefill tokens in one step, which running jobs wait for.",
@@ -112,7 +134,27 @@ def worker() -> None:
     show_default=True,
     help="Memory of the tokens beyond the prefixes; jobs wait when it is full.",
 )
-@option("--threads", type=click.IntRange(min=1), help="CPU threads of torch.")
+@option("--threads", type=click.IntRange(1, 4096), help="CPU threads of torch.")
+@option(
+    "--trust-remote-code",
+    envvar="PREFILLQ_TRUST_REMOTE_CODE",
+    is_flag=True,
+    help="Run the Python code in the model's folder. Read it first.",
+)
+@option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=25.0,
+    show_default=True,
+    help="Seconds that running jobs have after SIGTERM; the rest goes back to the queue.",
+)
+@option(
+    "--watchdog",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    help="Seconds without a step of any running job after which the process ends; 0: never.",
+)
 @option(
     "--audit",
     envvar="PREFILLQ_AUDIT",
@@ -137,10 +179,16 @@ def start(
     chunk_tokens: int,
     suffix_bytes: int,
     threads: int | None,
+    grace: float,
+    watchdog: float,
+    trust_remote_code: bool,
     audit: bool,
     as_json: bool,
 ) -> None:
     """Serve one model until SIGTERM; the jobs that run are finished first.
+
+    A second SIGTERM gives them back to the queue at once. Exit status 9: the device hangs or was
+    lost.
 
     The log is JSON lines, except on a terminal without --json.
     """
@@ -168,7 +216,10 @@ def start(
             chunk_tokens=chunk_tokens,
             suffix_bytes=suffix_bytes,
             threads=threads,
+            grace_s=grace,
+            watchdog_s=watchdog,
             audit=audit,
+            trust_remote_code=trust_remote_code,
         ),
     )
     ctx.exit(run_worker(service, log_level=log_level))
@@ -187,7 +238,15 @@ def list_command(settings: Settings, *, as_json: bool) -> None:
         note(f"no worker has reported in the last {EXPIRES_S} s")
         return
     for description in workers:
-        _show(description)
+        try:
+            _show(check_report(description))
+        except CodecError as error:  # of another release, or written by hand
+            _line(f"{description.get('id', 'a worker')!s:.80}  {error.problem}: {error.given}")
+
+
+def _line(text: str) -> None:
+    # A report is what its worker says, and must not steer the terminal.
+    click.echo(one_line(text))
 
 
 def _show(description: dict[str, Any]) -> None:
@@ -196,20 +255,23 @@ def _show(description: dict[str, Any]) -> None:
     on_disk = (
         f", disk {disk['bytes'] / MIB:.0f} of {disk['max_bytes'] / MIB:.0f} MiB" if disk else ""
     )
-    click.echo(
-        f"{description['id']}  {one_line(description['model'])} on {description['device']}"
+    _line(
+        f"{description['id']}  {description['model']} on {description['device']}"
         f" ({description['dtype']}, {description['engine']}), "
         f"{len(description['templates'])} templates, {description['running']} running, "
         f"cache {cache['bytes'] / MIB:.0f} of {cache['max_bytes'] / MIB:.0f} MiB, "
         f"{cache['hits']} hits, {cache['misses']} misses{on_disk}"
     )
+    if refused := description.get("refused_messages"):
+        reasons = ", ".join(f"{one_line(why)} {count}" for why, count in sorted(refused.items()))
+        click.echo(f"  messages refused: {sum(refused.values())} ({reasons})")
     if admission := description.get("admission"):  # a worker of an older release has none
-        click.echo(
+        _line(
             f"  proven in {admission['seconds']:.1f} s, scores within"
             f" {admission['max_logit_error']:.1e} of the plain path's"
         )
         for refusal in admission["refused"]:
-            click.echo(f"  refused: {refusal['way']}: {one_line(refusal['reason'])}")
+            _line(f"  refused: {refusal['way']}: {refusal['reason']}")
     emit_table(
         ("version", "prefix tokens", "MiB", "in cache", "prefill s", "cached against uncached"),
         [

@@ -1,21 +1,28 @@
-"""Loading a model from a folder, without a hub and without its code."""
+"""Loading a model from a folder: without a hub, and without its code unless that is asked for."""
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from contract.errors import ModelError
-from contract.model_folder import ModelFolder
+from contract.errors import ModelError, PrefillqError
+from contract.files import read_text
+from contract.logs import get_logger
+from contract.model_folder import MAX_JSON_BYTES, ModelFolder, wants_code
 from templates.tokenizer import TemplateTokenizer
 from worker.prefix.entry import PrefixKey
 from worker.quiet import without_bars
+
+log = get_logger(__name__)
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configs call them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +57,34 @@ class LoadedModel:
         )
 
 
-def load_model(folder: ModelFolder, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Load a decoder-only model from its folder (safetensors only, no code from the folder).
+def load_model(
+    folder: ModelFolder,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a decoder-only model from its folder (safetensors only).
 
-    Raises ModelError when it cannot be read, is an encoder-decoder, or lacks weights that
-    Transformers would otherwise fill with random numbers.
+    The folder's own code (`auto_map` in config.json) is run only with `trust_remote_code`.
+    Without it, Transformers' class of that architecture is taken where there is one.
+
+    Raises ModelError when it cannot be read, needs its own code, is an encoder-decoder, or lacks
+    weights that Transformers would otherwise fill with random numbers.
     """
+    if wants_code(folder.path, folder.name):
+        log.warning("model_brings_code", model=folder.name, run=trust_remote_code)
     try:
+        _check_config(folder)
         with nullcontext() if sys.stderr.isatty() else without_bars():  # bars are for people
-            module = _read(folder, dtype)
+            module = _read(folder, dtype, trust_remote_code=trust_remote_code)
         module = module.to(device).eval()
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        ImportError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:
+    except PrefillqError:
+        raise
+    except Exception as error:
+        # Libraries answer a damaged folder with whatever comes first.
+        if not trust_remote_code and wants_code(folder.path, folder.name):
+            raise _code_refused(folder) from error
         raise ModelError(
             f"model {folder.name} cannot be loaded",
             given=" ".join(f"{type(error).__name__}: {error}".split())[:300],
@@ -84,8 +101,48 @@ def load_model(folder: ModelFolder, *, device: torch.device, dtype: torch.dtype)
     )
 
 
-def _read(folder: ModelFolder, dtype: torch.dtype) -> Any:
-    config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+def _code_refused(folder: ModelFolder) -> ModelError:
+    return ModelError(
+        f"model {folder.name} brings Python code, and Transformers cannot load it without",
+        given=f"auto_map in {folder.path / 'config.json'}",
+        expected="an architecture that this release of Transformers knows",
+        remedy="Read the code; if you trust it, start with --trust-remote-code "
+        "(PREFILLQ_TRUST_REMOTE_CODE=1).",
+    )
+
+
+def _check_config(folder: ModelFolder) -> None:
+    """Raise ModelError for what Transformers would take literally, at a price.
+
+    More layers than weights: each is built before the first is missed. An attention by the name
+    of a hub's repository: its code is fetched and run, whatever `trust_remote_code` says.
+    """
+    config = json.loads(read_text(folder.path / "config.json", max_bytes=MAX_JSON_BYTES))
+    for name in ("attn_implementation", "_attn_implementation"):
+        if "/" in str(config.get(name, "")):
+            raise ModelError(
+                f"model {folder.name} asks for attention code from a hub",
+                given=f"{name} in {folder.path / 'config.json'}",
+                remedy="Take that line out.",
+            )
+    text_config = config.get("text_config", config)
+    layers = next((text_config[name] for name in _LAYERS if name in text_config), 0)
+    weights = 0
+    for file in sorted(folder.path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            weights += len(tensors.keys())
+    if weights and (type(layers) is not int or not 0 <= layers <= weights):
+        raise ModelError(
+            f"model {folder.name} cannot have so many layers",
+            given=f"{layers!r:.40} layers, {weights} weights",
+            expected="a weight or more in each",
+        )
+
+
+def _read(folder: ModelFolder, dtype: torch.dtype, *, trust_remote_code: bool) -> Any:
+    config = AutoConfig.from_pretrained(
+        folder.path, local_files_only=True, trust_remote_code=trust_remote_code
+    )
     if config.is_encoder_decoder:
         raise ModelError(
             f"model {folder.name} is an encoder-decoder, which has no prompt prefix to cache",
@@ -97,7 +154,7 @@ def _read(folder: ModelFolder, dtype: torch.dtype) -> Any:
         config=config,
         dtype=dtype,
         local_files_only=True,
-        trust_remote_code=False,
+        trust_remote_code=trust_remote_code,
         use_safetensors=True,
         output_loading_info=True,
     )

@@ -28,4 +28,7 @@ class WorkerOptions:
     batch: int = 32  # jobs in flight at once, at most
     chunk_tokens: int = 512  # prefill in one step, which running jobs wait for
     suffix_bytes: int = GIB  # keys and values of the tokens beyond the prefixes
+    grace_s: float = 25.0  # what running jobs have to end in after SIGTERM
+    watchdog_s: float = 300.0  # without a step of any job the process ends; 0: never
+    trust_remote_code: bool = False  # run the code that a model's folder brings
     audit: bool = False  # recompute an entry's checksum after every job

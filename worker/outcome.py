@@ -39,13 +39,21 @@ class Answer:
     engine_started_s: float = 0.0  # from the claim to the engine's call
     timings: Timings = field(default_factory=Timings)
     error: JobError | None = None
+    passing: bool = False  # a failure that another attempt may not meet
 
 
 def failed(
-    code: str, message: str, *, remedy: str = "", cache: CacheInfo = NOT_RUN, prompt_tokens: int = 0
+    code: str,
+    message: str,
+    *,
+    remedy: str = "",
+    cache: CacheInfo = NOT_RUN,
+    prompt_tokens: int = 0,
+    passing: bool = False,
 ) -> Answer:
     """An answer that says why there is none."""
     return Answer(
+        passing=passing,
         status=JobState.FAILED,
         cache=cache,
         prompt_tokens=prompt_tokens,
@@ -56,7 +64,12 @@ def failed(
 def failed_with(error: PrefillqError, *, cache: CacheInfo = NOT_RUN, tokens: int = 0) -> Answer:
     """`failed` from one of our own errors, whose text is fit for a result."""
     return failed(
-        error.code, error.without_remedy, remedy=error.remedy, cache=cache, prompt_tokens=tokens
+        error.code,
+        error.without_remedy,
+        remedy=error.remedy,
+        cache=cache,
+        prompt_tokens=tokens,
+        passing=error.passing,
     )
 
 

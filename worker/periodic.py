@@ -12,15 +12,17 @@ log = get_logger(__name__)
 
 
 class Periodic:
-    """Calls `action` every `interval_s`; a failing call is logged and tried again next time.
+    """Calls `action` every `interval_s`; a failing call is tried again next time.
 
-    Redis may be away for a while, and none of what runs here may end because of that.
+    Redis may be away for a while, and none of what runs here may end because of that. The first
+    failure and the recovery are logged, not every try between the two.
     """
 
     def __init__(self, name: str, action: Callable[[], object], *, interval_s: float) -> None:
         self._action = action
         self._interval_s = interval_s
         self._stop = threading.Event()
+        self._fails = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
@@ -37,6 +39,12 @@ class Periodic:
             try:
                 self._action()
             except PrefillqError as error:
-                log.warning("periodic_failed", thread=self._thread.name, error=str(error))
+                if not self._fails:
+                    log.warning("periodic_failed", thread=self._thread.name, error=str(error))
+                self._fails = True
             except Exception:
                 log.exception("periodic_crashed", thread=self._thread.name)
+            else:
+                if self._fails:
+                    log.info("periodic_works_again", thread=self._thread.name)
+                self._fails = False

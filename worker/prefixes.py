@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from contract.logs import get_logger
 from contract.types import CacheInfo, CacheState, VersionRef
@@ -18,11 +19,13 @@ from templates.version import PublishedVersion
 from worker.engine.base import Engine, NonFiniteLogits, PrefixUnsupported
 from worker.engine.parity import Parity, check_parity
 from worker.engine.shared.scheduler import NeverFits
-from worker.model import LoadedModel
 from worker.prefix.cache import EntryTooLarge, PrefixCache
-from worker.prefix.disk import PrefixStore
 from worker.prefix.entry import PrefixEntry, PrefixKey
 from worker.prefix.verify import verify_prefix
+
+if TYPE_CHECKING:  # both need torch, which a fake engine does without
+    from worker.model import LoadedModel
+    from worker.prefix.disk import PrefixStore
 
 log = get_logger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -18,21 +19,19 @@ from contract.settings import Settings
 from templates.fill import fill
 from templates.registry import Registry
 from templates.version import PublishedVersion
+from worker.answer import JobAnswers
 from worker.catalog import Catalog, Served
-from worker.device import default_dtype, parse_dtype, pick_device
-from worker.engine.admission import admit
-from worker.engine.reference import ReferenceEngine
-from worker.engine.shared.build import SharedOptions
+from worker.ending import DeviceLost, Shutdown, Watchdog
 from worker.identity import new_worker_id
 from worker.janitor import Janitor
 from worker.leases import LeaseKeeper
-from worker.model import load_model
+from worker.loaded import Load, load_model_and_engine
 from worker.options import WorkerOptions
 from worker.periodic import Periodic
 from worker.prefix.cache import PrefixCache
-from worker.prefix.disk import PrefixStore
 from worker.prefixes import PrefixService
 from worker.presence import Presence
+from worker.refusals import REFUSALS
 from worker.runner import JobRunner
 
 log = get_logger(__name__)
@@ -43,7 +42,10 @@ REFRESH_S = 2.0  # a template published now is consumed after at most about twic
 class WorkerService:
     """Everything a worker process has besides Celery. `load` before `start`, then `stop`."""
 
-    def __init__(self, settings: Settings, options: WorkerOptions) -> None:
+    def __init__(
+        self, settings: Settings, options: WorkerOptions, *, load: Load = load_model_and_engine
+    ) -> None:
+        self._load = load
         self.settings = settings
         self.options = options
         self.worker_id = new_worker_id()
@@ -51,6 +53,7 @@ class WorkerService:
         self.registry = Registry(self.client, settings)
         self.store = RedisJobStore(self.client, settings)
         self.leases = LeaseKeeper(self.store, settings=settings, broker=self.client)
+        self.shutdown = Shutdown(self.leases, grace_s=options.grace_s)
         self.folder = find_model(options.model, settings, verify=True)
         self.catalog = Catalog(
             client=self.client,
@@ -73,46 +76,28 @@ class WorkerService:
 
     def load(self) -> None:
         """Load the model; seconds to minutes. Raises ModelError."""
-        if self.options.threads is not None:
-            import torch
-
-            torch.set_num_threads(self.options.threads)
-        device = pick_device(self.options.device)
-        asked = self.options.dtype
-        dtype = default_dtype(device) if asked == "auto" else parse_dtype(asked)
-        self.model = load_model(self.folder, device=device, dtype=dtype)
-        self.engine, self.admission = admit(
-            self.model,
-            SharedOptions(
-                rows=self.options.batch,
-                chunk_tokens=self.options.chunk_tokens,
-                suffix_bytes=self.options.suffix_bytes,
-                native_folder=self.settings.cache_dir / "native",
-            ),
-            mode=self.options.engine,
-            kernels=self.options.kernels,
-            folder=self.settings.cache_dir / "admission",
-        )
+        loaded = self._load(self.folder, self.options, self.settings)
+        self.model, self.engine, self.admission = loaded.model, loaded.engine, loaded.admission
         self.prefixes = PrefixService(
             cache=PrefixCache(self.options.cache_bytes),
             engine=self.engine,
             model=self.model,
-            plain=ReferenceEngine(self.model),
-            store=PrefixStore(
-                self.settings.cache_dir / "prefixes", max_bytes=self.options.disk_bytes
-            )
-            if self.options.disk_bytes
-            else None,
+            plain=loaded.plain,
+            store=loaded.store,
         )
         self.runner = JobRunner(
             worker_id=self.worker_id,
             store=self.store,
-            versions=self.registry,
-            model=self.model,
-            engine=self.engine,
-            prefixes=self.prefixes,
+            answers=JobAnswers(
+                versions=self.registry,
+                model=self.model,
+                engine=self.engine,
+                prefixes=self.prefixes,
+                audit=self.options.audit,
+            ),
             leases=self.leases,
-            audit=self.options.audit,
+            draining=lambda: self.shutdown.draining,
+            device_lost=self._device_lost,
         )
         log.info("model_loaded", model=self.model.label, digest=self.folder.model_digest)
 
@@ -128,6 +113,7 @@ class WorkerService:
 
         The model must be loaded. `ring` sends a message with a job's id to a queue.
         """
+        self.runner.ring = ring
         self.refresh()
         janitor = Janitor(
             client=self.client,
@@ -140,6 +126,14 @@ class WorkerService:
             Periodic("catalog", self.refresh, interval_s=REFRESH_S),
             Periodic("janitor", janitor.sweep, interval_s=janitor.interval_s),
         ]
+        if self.options.watchdog_s:
+            self._threads.append(
+                Periodic(
+                    "watchdog",
+                    Watchdog(self.leases, limit_s=self.options.watchdog_s).look,
+                    interval_s=min(5.0, self.options.watchdog_s / 4),
+                )
+            )
         for thread in self._threads:
             thread.start()
         self.leases.start()
@@ -147,15 +141,23 @@ class WorkerService:
 
     def stop(self) -> None:
         """Stop all that; a Redis that is away by now is only logged."""
+        self.engine.close()
         for thread in self._threads:
             thread.stop()
-        self.engine.close()
         self.leases.stop()
         try:
             self.presence.stop()
         except PrefillqError as error:
             log.warning("presence_not_removed", error=str(error))
         self.client.close()
+
+    def _device_lost(self) -> None:
+        self.failure = DeviceLost(
+            "the device cannot be used any more",
+            given=str(self.model.device),
+            remedy="The jobs went back to their queues. Look at the host, then start a worker.",
+        )
+        os.kill(os.getpid(), signal.SIGQUIT)
 
     def refresh(self) -> None:
         """Look at the registry again; `serving` changes once new versions are warm."""
@@ -183,6 +185,8 @@ class WorkerService:
             "admission": self.admission.to_dict(),
             "batch_size": self.engine.batch_size,
             "running": self.leases.running,
+            "draining": self.shutdown.draining,
+            "refused_messages": REFUSALS.counts(),
             "templates": [f"{served.tenant}/{served.template}" for served in self.serving],
             "cache": {
                 "entries": stats.entries,

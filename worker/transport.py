@@ -1,56 +1,141 @@
-"""kombu's Redis transport, made to outlive what it would end the worker for.
+"""kombu's Redis transports, made to outlive what would end the worker or leave it idle.
 
-An entry in a queue that is no message (somebody pushed it by hand) and a Redis that refuses
-writes for a while both raise inside kombu's event loop, which ends the process. Here the first
-is logged and dropped, and the second is a connection error, after which Celery reconnects and
-tries again.
+- An entry in a queue that is no message (somebody pushed it by hand) raises inside kombu's event
+  loop, which ends the process. Here it is counted and dropped.
+- A Redis that refuses (full, a replica now, without replicas, no permission) does the same.
+  Here that is a connection error, after which Celery reconnects and tries again.
+- An acknowledgement that cannot be sent keeps its place in the prefetch count for ever, until the
+  worker is connected but takes nothing more. Here the place is free; the broker delivers the
+  message once more, and finds its job ended.
+- A message that came over a connection which was closed since cannot be acknowledged, and trying to
+  ends the process. Here its place is freed, and that is all.
+
+It is also the door at which messages are taken apart (`worker.doorbell`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import Empty
 from typing import Any, ClassVar
 
 from kombu import transport
-from kombu.transport import redis as kombu_redis
-from redis.exceptions import OutOfMemoryError, ReadOnlyError
+from kombu.transport import redis as kombu_redis, virtual
+from redis.exceptions import ResponseError
 
-from contract.logs import get_logger
+from contract.errors import InvalidInput
+from worker.doorbell import remade
+from worker.refusals import REFUSALS
+from worker.rotation import TenantRotation
 
-log = get_logger(__name__)
+# Read off the class by Celery, off the instance by kombu.
+CONNECTION_ERRORS: tuple[type[Exception], ...] = (
+    *kombu_redis.Transport.connection_errors,
+    ResponseError,
+)
 
 
-class Channel(kombu_redis.Channel):  # type: ignore[misc]
-    """Drops entries that are no messages."""
+class QoS(kombu_redis.QoS):  # type: ignore[misc]
+    """Frees a message's place even when Redis cannot be told."""
 
-    def _brpop_read(self, **options: Any) -> Any:
+    def ack(self, delivery_tag: str) -> None:
+        with self._place_freed(delivery_tag) as told:
+            if told:
+                super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        with self._place_freed(delivery_tag) as told:
+            if told:
+                super().reject(delivery_tag, requeue=requeue)
+
+    @contextmanager
+    def _place_freed(self, delivery_tag: str) -> Iterator[bool]:
+        """Gives whether Redis can be told over the connection that brought the message.
+
+        Where that was closed since, kombu would fall over it, and there is nothing to mend: the
+        broker delivers the message once more.
+        """
+        if self.channel.connection is None:
+            virtual.QoS.ack(self, delivery_tag)
+            yield False
+            return
         try:
-            return super()._brpop_read(**options)
-        except (Empty, *self.connection_errors):
+            yield True
+        except CONNECTION_ERRORS:
+            virtual.QoS.ack(self, delivery_tag)
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the entry did to kombu
-            # Not its content: it may hold what a log must not.
-            log.error("message_unreadable", error=type(error).__name__)  # noqa: TRY400
-            return True
 
 
-class Transport(kombu_redis.Transport):  # type: ignore[misc]
-    """`redis://` in a worker."""
+class _Tolerant:
+    """What both kinds of channel do about messages, refusals and turns."""
 
-    Channel = Channel
-    # Read off the class by Celery, off the instance by kombu.
-    connection_errors: ClassVar[tuple[type[Exception], ...]] = (
-        *kombu_redis.Transport.connection_errors,
-        OutOfMemoryError,
-        ReadOnlyError,
-    )
+    QoS = QoS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.connection_errors = type(self).connection_errors  # type: ignore[misc]
+        # kombu's own orders, one of which is chosen by name, know nothing of tenants.
+        self._queue_cycle = TenantRotation()
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)  # type: ignore[misc]
+        except KeyError as error:
+            # A message that lacks a part. kombu counts KeyError among its connection errors, so
+            # whoever may push to a queue could have the worker reconnect for every message.
+            return self._drop(error)
+        except Empty:
+            raise
+        except CONNECTION_ERRORS:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the entry did to kombu
+            return self._drop(error)
+
+    @staticmethod
+    def _drop(error: Exception) -> bool:
+        # Not its content: it may hold what a log must not.
+        REFUSALS.note("unreadable", error=type(error).__name__)
+        return True
+
+
+class Channel(_Tolerant, kombu_redis.Channel):  # type: ignore[misc]
+    """`redis://`."""
+
+
+class SentinelChannel(_Tolerant, kombu_redis.SentinelChannel):  # type: ignore[misc]
+    """`sentinel://`."""
+
+
+class _Reconnecting:
+    connection_errors: ClassVar[tuple[type[Exception], ...]] = CONNECTION_ERRORS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.connection_errors = CONNECTION_ERRORS  # type: ignore[misc]
+
+    def _deliver(self, message: Any, queue: str) -> None:
+        try:
+            doorbell = remade(message, queue)
+        except InvalidInput as error:
+            REFUSALS.note("no_doorbell", error=str(error))
+            return
+        super()._deliver(doorbell, queue)  # type: ignore[misc]
+
+
+class Transport(_Reconnecting, kombu_redis.Transport):  # type: ignore[misc]
+    """`redis://` in a worker."""
+
+    Channel = Channel
+
+
+class SentinelTransport(_Reconnecting, kombu_redis.SentinelTransport):  # type: ignore[misc]
+    """`sentinel://` in a worker."""
+
+    Channel = SentinelChannel
 
 
 def install() -> None:
-    """Make this process's Celery use it; kombu has no setting for a transport's classes."""
+    """Make this process's Celery use them; kombu has no setting for a transport's classes."""
     for scheme in ("redis", "rediss"):
         transport.TRANSPORT_ALIASES[scheme] = f"{__name__}:Transport"
+    transport.TRANSPORT_ALIASES["sentinel"] = f"{__name__}:SentinelTransport"

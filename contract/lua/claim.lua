@@ -1,11 +1,16 @@
 -- Gives a free job to a worker for one lease.
 --
+-- KEYS[4]  the tenant's dead jobs (sorted set: id by time of death)
+-- KEYS[5]  its jobs that wait for one of its others to end (sorted set: id by time of submit)
 -- ARGV[4]  worker id
 -- ARGV[5]  length of the lease in seconds
 -- ARGV[6]  a token that differs from call to call
+-- ARGV[7]  how many attempts a job has
+-- ARGV[8]  how long a dead job's record is kept, in milliseconds
 --
 -- Returns {'claimed', seconds since submit, the record's fields and values}
--- or {'cancelled' | 'expired' | 'ended' | 'leased', state} or {'not_found'}.
+-- or {'cancelled' | 'expired' | 'ended' | 'leased' | 'delayed' | 'limited' | 'dead', state}
+-- or {'not_found'}.
 
 local now = server_time()
 local state, free = settle(now)
@@ -16,10 +21,28 @@ end
 
 if not state then return {'not_found'} end
 if free then
+  if (get_number('not_before') or 0) > now then return {'delayed', state} end
+  if get_number('attempt') >= tonumber(ARGV[7]) then
+    -- Each attempt began and none came to an end: it may be what ends its workers.
+    bury(KEYS[4], ARGV[8], now)
+    return {'dead', 'failed'}
+  end
+  local max_running = tonumber(redis.call('HGET', beside_queued('limits'), 'max_running') or '')
+  if max_running then
+    local others = redis.call('ZCARD', job.running)
+    -- One whose worker died is among the running still.
+    if redis.call('ZSCORE', job.running, job.id) then others = others - 1 end
+    if others >= max_running then
+      redis.call('ZADD', KEYS[5], get('created_at'), job.id)
+      return {'limited', state}
+    end
+    redis.call('ZREM', KEYS[5], job.id)
+  end
   local lease_until = seconds(now + tonumber(ARGV[5]))
   redis.call('HINCRBY', job.record, 'attempt', 1)
   redis.call('HINCRBY', job.record, 'fence', 1)
   set('state', 'running', 'worker', ARGV[4], 'lease_until', lease_until, 'claim_token', ARGV[6])
+  redis.call('HDEL', job.record, 'not_before')
   leave_queue()
   redis.call('ZADD', job.running, lease_until, job.id)
   return claimed()

@@ -1,15 +1,17 @@
 -- Put in front of every job script by contract/records.py; not run by itself.
 --
 -- KEYS[1]  the job's record (hash)
--- KEYS[2]  the tenant's queued jobs (sorted set: id by time of submit)
+-- KEYS[2]  the tenant's queued jobs (sorted set: id by when to ring again if it is still there)
 -- KEYS[3]  the tenant's running jobs (sorted set: id by end of lease)
 -- ARGV[1]  the job's id
 -- ARGV[2]  how long the record is kept after the end, in milliseconds
 -- ARGV[3]  the tenant's channel of notices
 -- Scripts name what follows from KEYS[4] and ARGV[4] on.
 --
--- One key is not in KEYS: a template's waiting set is not known before its record is read,
--- so the record holds that key's name (field `waiting`). It lies under the tenant's prefix.
+-- Two keys are not in KEYS. A template's waiting set is not known before its record is read; its
+-- name is made here, beside KEYS[2], and not read from the record: a producer can write its
+-- records, and a worker must not be led to write another tenant's keys. The tenant's limits may only
+-- be read by those who submit, and a function's KEYS have to be writable by its caller.
 --
 -- Time is the server's alone: workers' clocks may be minutes apart.
 
@@ -32,9 +34,13 @@ local function get_number(field) return tonumber(get(field) or '') end
 
 local function set(...) redis.call('HSET', job.record, ...) end
 
+local function beside_queued(name) return string.sub(job.queued, 1, -#'queued' - 1) .. name end
+
+local function waiting_set() return beside_queued('waiting:' .. (get('template') or '')) end
+
 local function leave_queue()
   redis.call('ZREM', job.queued, job.id)
-  redis.call('ZREM', get('waiting'), job.id)
+  redis.call('ZREM', waiting_set(), job.id)
 end
 
 local function finish(state, now)
@@ -65,6 +71,24 @@ local function settle(now)
   end
   finish(state, now)
   return state, false
+end
+
+-- Back among those that wait. `ring_at` is when the janitor rings for it.
+local function queue_up(ring_at)
+  set('state', 'queued')
+  redis.call('HDEL', job.record, 'worker', 'lease_until', 'claim_token')
+  redis.call('ZREM', job.running, job.id)
+  redis.call('ZADD', job.queued, seconds(ring_at), job.id)
+  redis.call('ZADD', waiting_set(), get('deadline_at'), job.id)
+end
+
+-- Ends a job that used up its attempts, and puts it where operators look for such.
+local function bury(dead, dead_ms, now)
+  set('dead', '1')
+  finish('failed', now)
+  redis.call('PEXPIRE', job.record, dead_ms)
+  redis.call('ZREMRANGEBYSCORE', dead, '-inf', seconds(now - tonumber(dead_ms) / 1000))
+  redis.call('ZADD', dead, seconds(now), job.id)
 end
 
 local function held(fence) return get('state') == 'running' and get('fence') == fence end

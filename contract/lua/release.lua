@@ -6,10 +6,8 @@
 
 if not held(ARGV[4]) then return 0 end
 redis.call('HINCRBY', job.record, 'attempt', -1)
-redis.call('HDEL', job.record, 'worker', 'lease_until', 'claim_token')
-set('state', 'queued')
-redis.call('ZREM', job.running, job.id)
-redis.call('ZADD', job.queued, get('created_at'), job.id)
-redis.call('ZADD', get('waiting'), get('deadline_at'), job.id)
-settle(server_time())
+local now = server_time()
+-- Its message may be gone with the worker: rung for at once.
+queue_up(now)
+settle(now)
 return 1

@@ -104,6 +104,8 @@ def test_help_takes_under_half_a_second() -> None:
         ("templates", "show", "acme/notes"),
         ("templates", "export", "acme/notes"),
         ("templates", "label", "acme/notes@1", "canary"),
+        ("tenants", "list"),
+        ("tenants", "create", "acme"),
     ],
     ids=" ".join,
 )

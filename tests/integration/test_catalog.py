@@ -23,14 +23,14 @@ MakeCatalog = Callable[..., Catalog]
 
 
 @pytest.fixture
-def make_catalog(client: Any, settings: Settings) -> MakeCatalog:
+def make_catalog(worker_client: Any, worker_settings: Settings) -> MakeCatalog:
     """A catalog as a worker has it: with a registry of its own, which has read nothing yet."""
 
     def make(*patterns: str, model_digest: str = MODEL.model_digest) -> Catalog:
         return Catalog(
-            client=client,
-            settings=settings,
-            registry=Registry(client, settings),
+            client=worker_client,
+            settings=worker_settings,
+            registry=Registry(worker_client, worker_settings),
             model_digest=model_digest,
             patterns=patterns,
         )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from contract import keys
+from contract.celery_app import make_celery, ring
+from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.ids import new_job_id
-from contract.records import RedisJobStore
+from contract.job_store import JobStore
 from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import Job, VersionRef
@@ -17,23 +22,33 @@ from worker.janitor import LIMIT, Janitor
 QUEUE = keys.queue("acme", "triage", "a" * 64)
 
 
+@dataclass(kw_only=True)
 class Rig:
-    """A janitor that writes down what it rings."""
+    """A janitor that writes down what it rings. `client` is the test's own."""
 
-    def __init__(self, client: Client, settings: Settings, worker_id: str = "w1") -> None:
-        # A lease of a few milliseconds: what is older than it is overdue at once.
-        self.settings = settings.model_copy(update={"lease_s": 0.02})
-        self.client = client
-        self.store = RedisJobStore(client, self.settings)
+    client: Client
+    worker_client: Client
+    worker_settings: Settings
+    open_store: Callable[[Settings], JobStore]
+
+    def __post_init__(self) -> None:
         self.rung: list[tuple[str, str]] = []
-        self.janitor = Janitor(
-            client=client,
+        self.now = 0.0
+        # A lease of a few milliseconds: what is older than it is overdue at once.
+        self.settings = self.worker_settings.model_copy(update={"lease_s": 0.02})
+        self.store = self.open_store(self.settings)
+        self.janitor = self.make_janitor("w1")
+        self.client.sadd(keys.TENANTS, "acme")
+
+    def make_janitor(self, worker_id: str) -> Janitor:
+        return Janitor(
+            client=self.worker_client,
             settings=self.settings,
             store=self.store,
             worker_id=worker_id,
             ring=lambda queue, job_id: self.rung.append((queue, job_id)),
+            clock=lambda: self.now,
         )
-        client.sadd(keys.TENANTS, "acme")
 
     def submit(self) -> str:
         ref = VersionRef(tenant="acme", template="triage", version=1, digest="d" * 64)
@@ -47,8 +62,18 @@ class Rig:
 
 
 @pytest.fixture
-def rig(client: Client, settings: Settings) -> Rig:
-    return Rig(client, settings)
+def rig(
+    client: Client,
+    worker_client: Client,
+    worker_settings: Settings,
+    open_store: Callable[[Settings], JobStore],
+) -> Rig:
+    return Rig(
+        client=client,
+        worker_client=worker_client,
+        worker_settings=worker_settings,
+        open_store=open_store,
+    )
 
 
 def _until_overdue() -> None:
@@ -73,6 +98,35 @@ def test_running_job_under_a_lease_is_left_alone(rig: Rig) -> None:
     assert rig.sweep() == 0
 
 
+@pytest.mark.parametrize("error", [RedisUnreachable, RedisRefused])
+def test_after_an_outage_leases_have_time_to_be_renewed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: type[PrefillqError]
+) -> None:
+    """While Redis was away or full nobody could renew: a lease that ran out says nothing then.
+
+    A queued job has no lease, and is rung for at once.
+    """
+    running, queued = rig.submit(), rig.submit()
+    rig.store.claim(running, "alive", 0.02)
+    _until_overdue()
+    with monkeypatch.context() as away:
+        away.setattr(rig.store, "overdue", _raises(error("Redis is away")))
+        # A refusal is this tenant's alone; the others are swept.
+        with pytest.raises(error) if error is RedisUnreachable else nullcontext():
+            rig.sweep()
+    assert (rig.sweep(), rig.rung) == (1, [(QUEUE, queued)])
+    rig.now += rig.settings.lease_s
+    rig.client.zrem(keys.queued("acme"), queued)
+    assert (rig.sweep(), rig.rung[1:]) == (1, [(QUEUE, running)])
+
+
+def _raises(error: Exception) -> Any:
+    def act(*_args: object, **_kwargs: object) -> Any:
+        raise error
+
+    return act
+
+
 def test_queued_job_without_a_message_is_rung_for(rig: Rig) -> None:
     """Case Q2: a message in no key; the queue is empty and the record is old."""
     job_id = rig.submit()
@@ -89,6 +143,29 @@ def test_queued_job_in_a_queue_with_messages_waits_for_its_turn(rig: Rig) -> Non
     assert rig.sweep() == 0
 
 
+def test_message_lost_behind_a_backlog_is_found_by_the_next_in_line(rig: Rig) -> None:
+    """The queue never runs empty, but its next message is of a job that came later."""
+    lost = rig.submit()
+    later = f"acme.{int(lost[-32:-20], 16) + 5000:012x}{'0' * 20}"
+    app = make_celery(rig.settings)
+    ring(app, QUEUE, later)
+    app.close()
+    _until_overdue()
+    assert rig.sweep() == 1
+    assert rig.rung == [(QUEUE, lost)]
+
+
+def test_next_message_of_an_earlier_job_says_nothing(rig: Rig) -> None:
+    """The job's own message may stand behind it."""
+    job_id = rig.submit()
+    earlier = f"acme.{int(job_id[-32:-20], 16) - 5000:012x}{'0' * 20}"
+    app = make_celery(rig.settings)
+    ring(app, QUEUE, earlier)
+    app.close()
+    _until_overdue()
+    assert rig.sweep() == 0
+
+
 def test_ended_jobs_are_not_rung_for(rig: Rig) -> None:
     """A cancelled job is in no index."""
     rig.store.cancel(rig.submit())
@@ -100,7 +177,7 @@ def test_one_worker_sweeps_at_a_time(rig: Rig, client: Client, settings: Setting
     """Two janitors within an interval: the second does nothing."""
     rig.submit()
     _until_overdue()
-    other: Any = Rig(client, settings, "w2")
+    other = rig.make_janitor("w2")
     slow = settings.model_copy(update={"lease_s": 60.0})
     client.set(
         keys.JANITOR,
@@ -112,7 +189,7 @@ def test_one_worker_sweeps_at_a_time(rig: Rig, client: Client, settings: Setting
             * 800
         ),
     )
-    assert other.janitor.sweep() == 0
+    assert other.sweep() == 0
     assert rig.sweep() == 1
 
 

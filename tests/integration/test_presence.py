@@ -21,15 +21,15 @@ MakePresence = Callable[..., Presence]
 
 
 @pytest.fixture
-def make_presence(client: Any, settings: Settings) -> MakePresence:
+def make_presence(worker_client: Any, worker_settings: Settings) -> MakePresence:
     """A worker's presence with a small description."""
 
     def make(
         worker_id: str = "w1", describe: Callable[[], dict[str, Any]] | None = None
     ) -> Presence:
         return Presence(
-            client=client,
-            settings=settings,
+            client=worker_client,
+            settings=worker_settings,
             worker_id=worker_id,
             describe=describe or (lambda: {"id": worker_id}),
         )

@@ -6,7 +6,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +30,10 @@ from contract.types import JobState, Result
 from producer import Producer
 from producer.bell import CeleryBell
 from templates.registry import Registry
+from tests.support.proxy import Proxy
 from tests.support.published import COMPILED, MODEL, make_spec
 from tests.support.redis_state import out_of_memory
-from tests.support.tcp import Proxy, SilentServer, closed_port_url
+from tests.support.tcp import SilentServer, closed_port_url
 
 TICKET = {"ticket": "refund?"}
 BOUND_S = 5.0
@@ -40,22 +41,15 @@ QUEUE = keys.BROKER_PREFIX + keys.queue("acme", "triage", MODEL.model_digest)
 
 
 @pytest.fixture(autouse=True)
-def published(client: Any, settings: Settings) -> Registry:
+def published(registry: Registry) -> Registry:
     """acme/triage, version 1."""
-    registry = Registry(client, settings)
     registry.publish(make_spec(), COMPILED, MODEL)
     return registry
 
 
 @pytest.fixture
-def producer(settings: Settings) -> Iterator[Producer]:
-    with Producer(settings) as producer:
-        yield producer
-
-
-@pytest.fixture
-def store(client: Any, settings: Settings) -> RedisJobStore:
-    return RedisJobStore(client, settings)
+def store(worker_client: Any, worker_settings: Settings) -> RedisJobStore:
+    return RedisJobStore(worker_client, worker_settings)
 
 
 def run_job(store: RedisJobStore, job_id: str, text: str = "billing") -> None:
@@ -189,9 +183,11 @@ def test_a_full_redis_refuses_clearly(producer: Producer, client: Any) -> None:
     assert "Nothing was enqueued" in str(caught.value)
 
 
-def test_two_producers_of_one_redis_close_apart(producer: Producer, settings: Settings) -> None:
+def test_two_producers_of_one_redis_close_apart(
+    producer: Producer, producer_settings: Settings
+) -> None:
     """Closing one must not close the broker connections of the other."""
-    with Producer(settings) as other:
+    with Producer(producer_settings) as other:
         other.submit("acme/triage", TICKET)
         producer.submit("acme/triage", TICKET)
     assert producer.submit("acme/triage", TICKET).status() is JobState.QUEUED
@@ -246,12 +242,12 @@ class Stage:
 
 @pytest.mark.parametrize("stage", Stage.NAMES)
 def test_a_redis_that_stops_in_the_middle_of_a_submit(
-    settings: Settings, client: Any, stage: str
+    producer_settings: Settings, client: Any, stage: str
 ) -> None:
     """Case Q7: an error within seconds that tells whether the job may exist."""
     with (
-        Proxy(settings.redis_url) as proxy,
-        Producer(settings, redis_url=proxy.url) as producer,
+        Proxy(producer_settings.redis_url) as proxy,
+        Producer(producer_settings, redis_url=proxy.url) as producer,
     ):
         Stage(producer, stage, proxy.stop)
         error = bounded(lambda: producer.submit("acme/triage", TICKET))
@@ -262,26 +258,26 @@ def test_a_redis_that_stops_in_the_middle_of_a_submit(
 
 @pytest.mark.parametrize("stage", Stage.NAMES)
 def test_a_connection_that_goes_half_open_in_the_middle_of_a_submit(
-    settings: Settings, stage: str
+    producer_settings: Settings, stage: str
 ) -> None:
     """Case Q8: bytes go nowhere from some stage on; the whole submit still ends in time."""
     with (
-        Proxy(settings.redis_url) as proxy,
-        Producer(settings, redis_url=proxy.url) as producer,
+        Proxy(producer_settings.redis_url) as proxy,
+        Producer(producer_settings, redis_url=proxy.url) as producer,
     ):
-        Stage(producer, stage, proxy.swallow)
+        Stage(producer, stage, proxy.stall)
         error = bounded(lambda: producer.submit("acme/triage", TICKET))
         assert ("may have been enqueued" in str(error)) == (stage != "resolve")
 
 
 @pytest.mark.parametrize("broker", ["stopped", "silent"])
 def test_a_broker_that_cannot_be_rung_leaves_nothing(
-    settings: Settings, client: Any, broker: str
+    producer_settings: Settings, client: Any, broker: str
 ) -> None:
     """Cases Q7, Q8: the record was written, the ring failed, and the record is taken back."""
-    with SilentServer() as server, Producer(settings) as producer:
+    with SilentServer() as server, Producer(producer_settings) as producer:
         url = closed_port_url() if broker == "stopped" else server.url
-        bell = CeleryBell(settings.model_copy(update={"redis_url": url}))
+        bell = CeleryBell(producer_settings.model_copy(update={"redis_url": url}))
         producer._parts = replace(producer._parts, bell=bell)
         error = bounded(lambda: producer.submit("acme/triage", TICKET, idempotency_key="k"))
     assert "Nothing was enqueued" in str(error)
@@ -289,11 +285,11 @@ def test_a_broker_that_cannot_be_rung_leaves_nothing(
     assert client.zcard(keys.queued("acme")) == 0
 
 
-def test_a_submit_after_an_outage_works_again(settings: Settings) -> None:
+def test_a_submit_after_an_outage_works_again(producer_settings: Settings) -> None:
     """Connections that were cut are made anew, those of the broker too."""
     with (
-        Proxy(settings.redis_url) as proxy,
-        Producer(settings, redis_url=proxy.url) as producer,
+        Proxy(producer_settings.redis_url) as proxy,
+        Producer(producer_settings, redis_url=proxy.url) as producer,
     ):
         for _ in range(3):
             assert producer.submit("acme/triage", TICKET).status() is JobState.QUEUED
@@ -301,17 +297,17 @@ def test_a_submit_after_an_outage_works_again(settings: Settings) -> None:
 
 
 def test_a_retry_under_the_same_key_rings_for_the_job_that_was_left(
-    settings: Settings, client: Any
+    producer_settings: Settings, client: Any
 ) -> None:
     """Record written, ring and clean-up lost: the caller's retry finds the job and rings."""
     with (
-        Proxy(settings.redis_url) as proxy,
-        Producer(settings, redis_url=proxy.url) as producer,
+        Proxy(producer_settings.redis_url) as proxy,
+        Producer(producer_settings, redis_url=proxy.url) as producer,
     ):
         Stage(producer, "ring", proxy.stop)
         bounded(lambda: producer.submit("acme/triage", TICKET, idempotency_key="k"))
     rung = client.llen(QUEUE)
-    with Producer(settings) as producer:
+    with Producer(producer_settings) as producer:
         handle = producer.submit("acme/triage", TICKET, idempotency_key="k")
     assert len(client.keys("pq:acme:job:*")) == 2
     assert client.llen(QUEUE) == rung + 1
@@ -319,12 +315,12 @@ def test_a_retry_under_the_same_key_rings_for_the_job_that_was_left(
 
 
 def test_a_wait_rides_out_a_cut_connection(
-    settings: Settings, store: RedisJobStore, producer: Producer
+    producer_settings: Settings, store: RedisJobStore, producer: Producer
 ) -> None:
     """Case Q6: all connections are cut while a result is waited for; it still arrives."""
     with (
-        Proxy(settings.redis_url) as proxy,
-        Producer(settings, redis_url=proxy.url) as cut_off,
+        Proxy(producer_settings.redis_url) as proxy,
+        Producer(producer_settings, redis_url=proxy.url) as cut_off,
     ):
         handle = cut_off.submit("acme/triage", TICKET)
 

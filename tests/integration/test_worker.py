@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from contract import keys
-from contract.celery_app import make_celery, make_queue, ring
+from contract.celery_app import make_celery, ring
 from contract.errors import JobFailed
 from contract.model_folder import ModelFolder
 from contract.redis_client import Client
@@ -249,39 +249,6 @@ def test_killed_workers_job_is_run_again_by_another(
     result = job.result(timeout=90)
     assert result.status is JobState.SUCCEEDED
     assert result.attempt == 2
-
-
-def test_messages_pushed_by_hand_are_refused_and_nothing_runs(
-    producer: Producer,
-    client: Client,
-    registry: Registry,
-    settings: Settings,
-    tiny_llama: ModelFolder,
-    start_worker: Start,
-) -> None:
-    """Case Q11: other serializers, other tasks and no messages at all; the worker goes on."""
-    version = publish(registry, make_spec("safe"), tiny_llama)
-    worker = start_worker()
-    app = make_celery(settings)
-    queue = make_queue(keys.queue("acme", "safe", version.model_digest))
-    for serializer in ("json", "pickle"):
-        app.send_task("prefillq.run", args=("x",), queue=queue, serializer=serializer)
-    app.send_task("os.system", args=("true",), queue=queue)
-    for args in ((5,), (), ("x", "y"), (["x"],)):
-        app.send_task("prefillq.run", args=args, queue=queue)
-    app.close()
-    for entry in (b"[]", b"null", b"garbage", b'{"body": 5}', b"\xff\x00"):
-        client.lpush(keys.messages(queue.name), entry)
-    assert producer.submit("acme/safe", {"note": "hello"}).result(timeout=30).ref == version.ref
-    assert worker.stop() == 0  # the log line of a job comes after its commit
-    log = worker.log_path.read_text("utf-8")
-    assert log.count("Refusing to deserialize") >= 2
-    assert "os.system" in log
-    assert len(_log_lines(worker.log_path, "job_finished")) == 1
-    # Four are no messages to kombu; the fifth is one, that Celery knows nothing to do with.
-    assert len(_log_lines(worker.log_path, "message_unreadable")) == 4
-    assert client.llen(keys.messages(queue.name)) == 0
-    assert len(_log_lines(worker.log_path, "message_refused")) == 4
 
 
 def test_unloadable_model_ends_the_worker_with_a_clear_error(

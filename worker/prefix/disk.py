@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import platform
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from json import loads
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,7 +29,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from contract.canonical import canonical_json, digest
 from contract.errors import PrefillqError
 from contract.logs import get_logger
-from worker.engine.parity import Parity
+from worker.engine.parity import Outcome, Parity
 from worker.prefix import tensors
 from worker.prefix.entry import PrefixEntry, PrefixKey
 from worker.versions import library_versions
@@ -81,15 +82,27 @@ class PrefixStore:
         """The entry of this key and these ids, on the key's device; None when there is none."""
         path = self._path(key, ids)
         try:
+            self._check_file(path)
             stored = _read(path, key, tuple(ids), engine)
         except FileNotFoundError:
             return None
-        except (OSError, RuntimeError) as error:
+        except RecursionError:
+            log.warning("prefix_file_refused", file=path.name, reason="too deeply nested")
+            self._unlink(path)
+            return None
+        except (OSError, RuntimeError, MemoryError) as error:
             # No permission, out of file handles or of the device's memory: not the file's fault.
             log.warning("prefix_not_loaded", file=path.name, reason=str(error))
             return None
-        except (Unfit, SafetensorError, KeyError, TypeError, ValueError) as error:
-            reason = error.problem if isinstance(error, Unfit) else repr(error)
+        except (
+            Unfit,
+            SafetensorError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as error:
+            reason = error.problem if isinstance(error, Unfit) else repr(error)[:200]
             log.warning("prefix_file_refused", file=path.name, reason=reason)
             self._unlink(path)
             return None
@@ -183,10 +196,18 @@ class PrefixStore:
         """(modified, bytes, path) of all files, half-written ones included."""
         for path in self._folder.glob("*"):
             try:
-                stat = path.stat()
+                found = path.lstat()
             except FileNotFoundError:  # another worker removed it
                 continue
-            yield stat.st_mtime, stat.st_size, path
+            yield found.st_mtime, found.st_size, path
+
+    def _check_file(self, path: Path) -> None:
+        """Raise Unfit for what must not even be opened: a pipe blocks, a huge file fills memory."""
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            raise Unfit("no regular file")
+        if found.st_size > self._max_bytes:
+            raise Unfit(f"{found.st_size} bytes, over the budget of {self._max_bytes}")
 
     def _unlink(self, path: Path) -> None:
         try:
@@ -221,6 +242,11 @@ def _read(path: Path, key: PrefixKey, ids: tuple[int, ...], engine: str) -> Stor
                 raise Unfit(f"another {field}")
         # The file is mapped into memory; a copy outlives it, and no longer depends on the disk.
         kv = _rebuilt(about["layers"], lambda name: file.get_tensor(name).to(key.device, copy=True))
+    layers: list[Any] = kv.layers
+    for layer in layers:
+        shapes = [tuple(tensor.shape) for tensor in (layer.keys, layer.values)]
+        if any(len(shape) != 4 or shape[0] != 1 or shape[2] > len(ids) for shape in shapes):
+            raise Unfit("another shape")
     if tensors.checksum(kv) != about["checksum"]:
         raise Unfit("another checksum")
     entry = PrefixEntry(
@@ -233,8 +259,16 @@ def _read(path: Path, key: PrefixKey, ids: tuple[int, ...], engine: str) -> Stor
         loaded=True,
     )
     return Stored(
-        entry=entry, parity=Parity(**about["parity"]) if about["engine"] == engine else None
+        entry=entry, parity=_parity(about["parity"]) if about["engine"] == engine else None
     )
+
+
+def _parity(found: dict[str, Any]) -> Parity:
+    parity = Parity(**found)
+    kinds = (type(parity.checked_tokens), type(parity.max_logit_error), type(parity.seconds))
+    if parity.outcome not in get_args(Outcome) or kinds != (int, float, float):
+        raise Unfit("another kind of check")
+    return parity
 
 
 def _about(metadata: dict[str, str]) -> dict[str, Any]:
@@ -242,7 +276,9 @@ def _about(metadata: dict[str, str]) -> dict[str, Any]:
     text = metadata.get("about", "")
     if metadata.get("digest") != digest(text):
         raise Unfit("no header of ours")
-    about: dict[str, Any] = loads(text)
+    about = loads(text)
+    if not isinstance(about, dict):
+        raise Unfit("no header of ours")
     return about
 
 

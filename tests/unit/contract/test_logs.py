@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from typing import Any
 
 import pytest
 import structlog
 
+from contract.errors import NotFound
 from contract.logs import configure_logs, get_logger
 
 
@@ -73,7 +75,7 @@ def test_traceback_stays_within_its_line(foreign: bool) -> None:
     (line,) = lines(stream)
     assert (line["event"], line["level"]) == ("job_crashed", "error")
     assert line["exception"].startswith("Traceback")
-    assert "ValueError: invalid literal" in line["exception"].splitlines()[-1]
+    assert line["exception"].splitlines()[-1] == "builtins.ValueError"
 
 
 def test_context_is_in_every_record_of_the_thread() -> None:
@@ -146,3 +148,67 @@ def test_local_variables_are_not_in_a_terminals_traceback() -> None:
         get_logger("test.ours").exception("job_crashed")
     assert "ValueError" in stream.getvalue()
     assert "marker-5521" not in stream.getvalue()
+
+
+def _raise_quoting() -> None:
+    cause = KeyError("planted")
+    cause.__cause__ = ValueError("planted")
+    ours = NotFound("told", given="by us")
+    raise ExceptionGroup("planted", [TypeError("planted"), ours]) from cause
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_the_words_of_exceptions_are_left_out(stream: type[io.StringIO]) -> None:
+    """They may quote a prompt. Types and places stay, of causes and groups too, and our words."""
+    out = stream()
+    configure_logs(stream=out)
+    try:
+        _raise_quoting()
+    except ExceptionGroup:
+        get_logger("test.ours").exception("job_crashed", job_id="a.b")
+    text = out.getvalue()
+    # The lines of source in the traceback aside.
+    assert "planted" not in "".join(re.split(r"raise \w+\(.*?(?:\n|\\n)", text))
+    for kind in ("builtins.KeyError", "builtins.ValueError", "builtins.TypeError"):
+        assert kind in text
+    assert "contract.errors.NotFound: told; given: by us." in text
+    assert "_raise_quoting" in text
+
+
+def test_the_words_are_there_when_debugging() -> None:
+    """Who asks for the level debug gets all."""
+    out = io.StringIO()
+    configure_logs(stream=out, level="debug")
+    try:
+        int("planted")
+    except ValueError:
+        get_logger("test.ours").exception("job_crashed")
+    assert (
+        "ValueError: invalid literal for int() with base 10: 'planted'"
+        in lines(out)[0]["exception"]
+    )
+
+
+def test_celerys_lines_lose_what_is_in_tasks_and_messages() -> None:
+    """Its words for a crash, and for messages that it refuses, quote all of them."""
+    from celery.worker.consumer import consumer
+
+    out = io.StringIO()
+    configure_logs(stream=out)
+    task = {"name": "n", "id": "i", "description": "raised", "exc": "planted", "args": "planted"}
+    logging.getLogger("celery.app.trace").error("Task %(name)s[%(id)s] %(exc)s", task)
+    logger = logging.getLogger("celery.worker.consumer.consumer")
+    for form in (
+        "UNKNOWN_FORMAT",
+        "UNKNOWN_TASK_ERROR",
+        "INVALID_TASK_ERROR",
+        "MESSAGE_DECODE_ERROR",
+    ):
+        words = getattr(consumer, form)
+        logger.error(words, *["planted"] * words.count("%"))
+    logger.error("consumer: Cannot connect to %s: %s.", "redis://h", "refused")
+    events = [line["event"] for line in lines(out)]
+    assert events[0] == "Task n[i] (not shown)"
+    assert "planted" not in " ".join(events)
+    assert events[-1] == "consumer: Cannot connect to redis://h: refused."
+    assert len(events) == 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contract.errors import SettingsError
-from contract.redis_client import redacted
+from contract.redis_url import redacted
 from contract.settings import Settings
 
 

@@ -343,3 +343,41 @@ def test_a_closed_producer_does_not_wait(rig: Rig) -> None:
     rig.producer.close()
     with pytest.raises(Exception, match="closed"):
         handle.result(timeout=5)
+
+
+def test_a_patient_submit_enqueues_once_whatever_was_lost(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record's reply is lost, then the ring fails twice: one job, with one record, rung for."""
+    monkeypatch.setattr("producer.patience.RETRY_S", 0.0)
+    submit_many, ring = rig.store.submit_many, rig.bell.ring
+    losses = ["record", "ring", "ring"]
+
+    def submits(submissions: Any) -> Any:
+        outcomes = submit_many(submissions)
+        if losses[:1] == ["record"]:
+            losses.pop(0)
+            raise RedisUnreachable("the reply was lost")
+        return outcomes
+
+    def rings(all_rings: Any) -> None:
+        if losses:
+            losses.pop(0)
+            raise RedisUnreachable("no bell")
+        ring(all_rings)
+
+    monkeypatch.setattr(rig.store, "submit_many", submits)
+    monkeypatch.setattr(rig.bell, "ring", rings)
+    parts = Parts(store=rig.store, undo_store=rig.store, versions=rig.shelf, bell=rig.bell)
+    with Producer(Settings(), parts=parts, patience_s=20.0) as patient:
+        [handle] = patient.submit_many("acme/triage", [TICKET], idempotency_keys=["k"])
+        assert [one.job_id for one in rig.bell.rung] == [handle.id]
+        assert list(rig.store._records) == [handle.id]
+
+
+def test_an_impatient_submit_takes_back_what_it_wrote(rig: Rig) -> None:
+    """Without patience nothing is tried twice, and nothing is left."""
+    rig.bell.works_for = 0
+    with pytest.raises(RedisUnreachable, match="Nothing was enqueued"):
+        rig.producer.submit("acme/triage", TICKET)
+    assert not rig.store._records

@@ -52,6 +52,7 @@ class _Handle:
 @dataclass(slots=True)
 class _Producer:
     state: JobState = JobState.SUCCEEDED
+    patience_s: float = 0.0
     submitted: list[tuple[str, Mapping[str, Any], dict[str, Any]]] = field(default_factory=list)
 
     def submit(self, template: str, variables: Mapping[str, Any], **options: Any) -> _Handle:
@@ -65,7 +66,12 @@ class _Producer:
 @pytest.fixture
 def producer(monkeypatch: pytest.MonkeyPatch) -> _Producer:
     made = _Producer()
-    monkeypatch.setattr(commands, "_producer", lambda _settings: made)
+
+    def make(_settings: object, *, patience_s: float = 0.0) -> _Producer:
+        made.patience_s = patience_s
+        return made
+
+    monkeypatch.setattr(commands, "_producer", make)
     monkeypatch.setattr(commands, "_properties", lambda _settings, _template: PROPERTIES)
     return made
 
@@ -91,6 +97,14 @@ def test_submit_passes_everything_on(producer: _Producer, tmp_path: Path) -> Non
     )
     options = {"idempotency_key": "k", "deadline_s": 5.0, "use_cache": False}
     assert producer.submitted == [("acme/triage@2", {"ticket": "a=b", "price": 1}, options)]
+
+
+def test_submit_is_as_patient_as_asked(producer: _Producer) -> None:
+    """Not at all, unless asked."""
+    _run("submit", "acme/triage")
+    assert producer.patience_s == 0
+    _run("submit", "acme/triage", "--patience", "7")
+    assert producer.patience_s == 7
 
 
 def test_submit_reads_stdin(producer: _Producer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -85,16 +86,22 @@ def test_unexpected_error_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     _plug_in(monkeypatch, _raising(ZeroDivisionError("by zero")))
     short = _run("extra")
     assert short.exit_code == 1
-    assert "ZeroDivisionError: by zero" in short.stderr
+    assert "ZeroDivisionError" in short.stderr
+    assert "by zero" not in short.stderr  # its words may quote a prompt
     assert "Traceback" not in short.stderr
     assert "Traceback" in _run("--log-level", "debug", "extra").stderr
     assert json.loads(_run("extra", "--json").stdout)["error"] == "error"
 
 
 def test_interruption_gives_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As shells report a process that Ctrl-C ended."""
+    """As shells report a process that Ctrl-C ended; a second one would end it without Python."""
     _plug_in(monkeypatch, _raising(KeyboardInterrupt()))
-    assert _run("extra").exit_code == 130
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert _run("extra").exit_code == 130
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_missing_extra_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -422,19 +423,25 @@ def test_an_entry_larger_than_the_budget_pushes_none_out(tmp_path: Path, log: Lo
 # What can go wrong while writing.
 
 
-@pytest.fixture
+@contextmanager
 def no_space() -> Iterator[None]:
-    """Files end at 20,000 bytes for this process, as on a disk that is full."""
+    """Files end at 20,000 bytes for this process, as on a disk that is full.
+
+    Not a fixture: pytest's own output may be a longer file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_is_harmless(store: PrefixStore, log: Log, no_space: None) -> None:
+def test_a_full_disk_is_harmless(store: PrefixStore, log: Log) -> None:
     """A write that fails half-way is said, and leaves nothing behind."""
     entry = prefill()
-    path = save(store, entry)
+    with no_space():
+        path = save(store, entry)
     assert len(log.reasons("prefix_not_stored")) == 1
     assert list(path.parent.iterdir()) == []
     assert load(store, entry) is None
@@ -573,3 +580,79 @@ def test_killed_while_saving_leaves_nothing_that_is_read(
     save(store, entry)
     assert list(tmp_path.iterdir()) == [path]
     assert load(store, entry) is not None
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "huge", "loop"])
+def test_files_that_are_none_are_refused_unopened(store: PrefixStore, log: Log, kind: str) -> None:
+    """A pipe would block the worker, and a file over the budget fill its memory."""
+    entry = made_entry(tokens=4)
+    path = store._path(entry.key, entry.ids)
+    path.parent.mkdir(parents=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "loop":
+            path.symlink_to(path)
+        case "folder":
+            path.mkdir()
+        case "huge":
+            with path.open("wb") as file:
+                file.truncate(10**6 + 1)
+    assert store.load(entry.key, entry.ids, engine="reference") is None
+    assert log.reasons("prefix_file_refused")
+    assert store.usage().files == (1 if kind == "folder" else 0)
+
+
+def _with_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Rewrite what the file says of itself, with a digest that fits."""
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + length])
+    about = json.loads(header["__metadata__"]["about"])
+    text = json.dumps(change(about))
+    header["__metadata__"] = {"about": text, "digest": disk.digest(text)}
+    changed = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(changed)) + changed + data[8 + length :])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: [],
+        lambda _: None,
+        lambda about: {**about, "layers": 5},
+        lambda about: {**about, "layers": [5]},
+        lambda about: {**about, "layers": [{"window": "x", "seen": 1}] * 2},
+        lambda about: {**about, "layers": [{}] * 50},
+        lambda about: {**about, "layers": []},
+        lambda about: {**about, "checksum": None},
+        lambda about: {**about, "parity": {**about["parity"], "outcome": "fine"}},
+        lambda about: {**about, "parity": {**about["parity"], "seconds": "x"}},
+        lambda about: {**about, "parity": []},
+        lambda about: {**about, "ids": []},
+    ],
+)
+def test_a_header_that_was_made_up_is_refused(
+    store: PrefixStore, log: Log, change: Callable[[dict[str, Any]], object]
+) -> None:
+    """Its digest is no signature: whoever may write there can make one."""
+    entry = made_entry(tokens=4)
+    path = save(store, entry)
+    _with_header(path, lambda about: about)
+    assert load(store, entry) is not None
+    _with_header(path, change)
+    assert load(store, entry) is None
+    assert len(log.reasons("prefix_file_refused")) == 1
+    assert not path.exists()
+
+
+def test_tensors_of_another_shape_are_refused(store: PrefixStore, log: Log) -> None:
+    """Also where their checksum is in order."""
+    entry = made_entry(tokens=64)
+    longer = replace(entry, ids=entry.ids[:4])
+    store.save(longer, PARITY, engine="reference")
+    assert load(store, longer) is None
+    assert log.reasons("prefix_file_refused") == ["another shape"]

@@ -371,3 +371,37 @@ def test_brackets_in_a_name_are_shown_as_they_are(
     """What a worker reports is text, not markup: a model may be any folder."""
     done = list_with(monkeypatch, [{**DESCRIPTION, "model": name}])
     assert f"w1 {name} on cpu" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "device", ["tpu", "cuda:x", "cuda:99999", "CPU", "", "cpu:0", "cuda:\u0663"]
+)
+def test_a_device_that_is_none_is_wrong_use(device: str) -> None:
+    """Before anything is imported, hashed or loaded for it."""
+    ran = CliRunner().invoke(cli.start, ["--device", device], obj=SETTINGS)
+    assert ran.exit_code == 2
+    assert "is no device; write auto, cpu, mps or cuda[:N]" in ran.stderr
+
+
+@pytest.mark.parametrize("size", ["9" * 16, "\u0665G", "1e9", "-1", "G", "9" * 5000])
+def test_a_size_that_is_none_is_wrong_use(size: str) -> None:
+    """Also one that no machine has."""
+    ran = CliRunner().invoke(cli.start, ["--cache-bytes", size], obj=SETTINGS)
+    assert ran.exit_code == 2
+    assert "is no size" in ran.stderr
+
+
+def test_what_others_report_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every text of a report is made harmless."""
+    odd = "a\x1b[2Jb\nc"
+    report = {
+        **DESCRIPTION,
+        **dict.fromkeys(("id", "model", "device", "dtype", "engine"), odd),
+        "admission": {**DESCRIPTION["admission"], "refused": [{"way": odd, "reason": odd}]},
+        "versions": [{**DESCRIPTION["versions"][0], "version": odd, "parity": odd}],
+    }
+    monkeypatch.setattr(cli, "list_workers", lambda *_: [report])
+    ran = CliRunner().invoke(cli.list_command, [], obj=SETTINGS)
+    assert ran.exit_code == 0
+    assert "\x1b" not in ran.stdout
+    assert ran.stdout.count("a [2Jb c") == 9

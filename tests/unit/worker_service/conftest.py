@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from contract.ids import new_job_id
+from contract.job_store import StopReason
 from contract.memory_store import MemoryJobStore
 from contract.model_folder import ModelFolder
 from contract.settings import Settings
@@ -17,8 +19,9 @@ from contract.types import Job, VersionRef
 from templates.tokenizer import TemplateTokenizer
 from templates.version import PublishedVersion
 from tests.support.templates import make_spec, make_version
+from worker.answer import JobAnswers
 from worker.engine.fake import FakeEngine
-from worker.leases import LeaseKeeper
+from worker.leases import HeldLease, LeaseKeeper
 from worker.model import LoadedModel
 from worker.prefix.cache import PrefixCache
 from worker.prefixes import PrefixService
@@ -74,6 +77,20 @@ class BareModel(SimpleNamespace):
     prefix_key = LoadedModel.prefix_key
 
 
+@pytest.fixture
+def look_every_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[Stack], None]:
+    """Let a stack look at the record whenever its engine asks, instead of every half second."""
+
+    def look(stack: Stack) -> None:
+        def stop_reason(lease: HeldLease) -> StopReason | None:
+            stack.leases.look_all()
+            return lease._stop
+
+        monkeypatch.setattr(HeldLease, "stop_reason", stop_reason)
+
+    return look
+
+
 @pytest.fixture(scope="session")
 def tokenizer(smollm2: ModelFolder) -> TemplateTokenizer:
     return TemplateTokenizer.load(smollm2.path)
@@ -84,7 +101,11 @@ def make_stack(smollm2: ModelFolder, tokenizer: TemplateTokenizer) -> Any:
     """Build a stack; keywords go to the runner, `engine` and `cache_bytes` apart."""
 
     def make(
-        *, engine: FakeEngine | None = None, cache_bytes: int = 10**6, **options: Any
+        *,
+        engine: FakeEngine | None = None,
+        cache_bytes: int = 10**6,
+        audit: bool = False,
+        **options: Any,
     ) -> Stack:
         settings, clock = Settings(cache_dir=Path("unused")), Clock()
         store = MemoryJobStore(settings, clock=clock)
@@ -108,10 +129,9 @@ def make_stack(smollm2: ModelFolder, tokenizer: TemplateTokenizer) -> Any:
         stack.runner = JobRunner(
             worker_id="w1",
             store=store,
-            versions=stack,
-            model=model,
-            engine=engine,
-            prefixes=prefixes,
+            answers=JobAnswers(
+                versions=stack, model=model, engine=engine, prefixes=prefixes, audit=audit
+            ),
             leases=leases,
             **options,
         )

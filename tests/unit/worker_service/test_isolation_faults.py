@@ -253,14 +253,14 @@ class Stepwise(FakeEngine):
 
 
 @pytest.fixture
-def late_stack(make_stack: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def late_stack(make_stack: Any, look_every_time: Any) -> Any:
     """The deadline passes while the third of eight tokens is made; the lease does not."""
-    monkeypatch.setattr("worker.leases.POLL_S", 0.0)
 
     def time_passes() -> None:
         stack.clock.now += 11
 
     stack = make_stack(engine=Stepwise(3, time_passes))
+    look_every_time(stack)
     return stack
 
 
@@ -281,7 +281,7 @@ def test_deadline_that_nobody_looks_at_is_missed(
     late_stack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: without the look at the record all eight tokens are made, so the test above bites."""
-    monkeypatch.setattr(late_stack.store, "stop_reason", lambda *_: None)
+    monkeypatch.setattr(late_stack.leases, "look_all", lambda: None)
     job_id = late_stack.submit(deadline_s=10, use_cache=False)
     assert len(late_stack.runner.run(job_id).token_ids) == 8
 

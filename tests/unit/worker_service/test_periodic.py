@@ -57,9 +57,27 @@ def test_action_that_raises_is_called_again(
 
     with running(action):
         assert went_on.wait(WAIT_S)
-    (call,) = log.calls
+    call = log.calls[0]
     assert (call.method_name, call.args) == (method, (event,))
     assert call.kwargs["thread"] == "test"
+
+
+def test_an_outage_is_logged_when_it_begins_and_when_it_ends(log: CapturingLogger) -> None:
+    """Not on every try between the two: a worker's threads try several times a second."""
+    went_on = threading.Event()
+    calls = 0
+
+    def action() -> None:
+        nonlocal calls
+        calls += 1
+        if 3 <= calls <= 8:
+            raise RedisUnreachable("Redis cannot be reached")
+        if calls == 10:
+            went_on.set()
+
+    with running(action):
+        assert went_on.wait(WAIT_S)
+    assert [call.args[0] for call in log.calls] == ["periodic_failed", "periodic_works_again"]
 
 
 def test_action_waits_its_interval_first() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.types import CacheState, JobState
@@ -198,15 +199,24 @@ def test_nan_with_the_cache_is_tried_once_without_it(make_stack: Any) -> None:
 
 
 def test_nan_on_both_paths_fails_the_job_with_that_reason(make_stack: Any) -> None:
-    """Case P22: after one more try the job fails; garbage is never an answer."""
+    """Case P22: after its attempts the job fails; garbage is never an answer."""
     armed = []
     stack = make_stack(engine=_NaN(lambda _: bool(armed)))
     stack.runner.run(stack.submit("warm"))
     armed.append(True)
-    result = stack.runner.run(stack.submit("hit"))
+    result = _to_the_end(stack, stack.submit("hit"))
     assert result.status is JobState.FAILED
     assert result.error.code == "non_finite_logits"
     assert result.text == ""
+
+
+def _to_the_end(stack: Any, job_id: str) -> Any:
+    """Every attempt of a job that fails for a reason that may pass; its result."""
+    for _ in range(stack.store.get(job_id).job.attempt, 4):
+        assert stack.runner.run(job_id) is None
+        assert stack.store.get(job_id).state is JobState.QUEUED
+        stack.clock.now += 100
+    return stack.runner.run(job_id)
 
 
 def test_stale_fence_cannot_commit(make_stack: Any) -> None:
@@ -221,7 +231,7 @@ def test_stale_fence_cannot_commit(make_stack: Any) -> None:
             assert other.job.fence == 2
             return super().generate(request)
 
-    stack.runner._engine = Slow()
+    stack.runner._answers.engine = Slow()
     assert stack.runner.run(job_id) is None
     view = stack.store.get(job_id)
     assert (view.state, view.worker, view.result) == (JobState.RUNNING, "w2", None)
@@ -296,6 +306,35 @@ def test_commit_is_tried_again_while_redis_is_away(
     assert stack.store.get(job_id).state is JobState.SUCCEEDED
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_commit_given_up_is_logged_and_the_job_runs_again(
+    make_stack: Any, monkeypatch: pytest.MonkeyPatch, *, lost: bool
+) -> None:
+    """Never dropped silently: after its time, or once the lease is known to be another's."""
+    log = CapturingLogger()
+    monkeypatch.setattr("worker.runner.log", log)
+    monkeypatch.setattr("worker.runner.COMMIT_RETRY_S", 0.0)
+    stack = make_stack()
+    job_id = stack.submit()
+    if not lost:
+        monkeypatch.setattr("worker.runner.COMMIT_PATIENCE_S", 0.0)
+        stack.leases.lease_s = 0.05
+
+    def refuses(*_: Any) -> Any:
+        if lost:
+            stack.leases._held[job_id, 1].end("lost")
+        raise RedisUnreachable("Redis cannot be reached")
+
+    with monkeypatch.context() as away:
+        away.setattr(stack.store, "commit", refuses)
+        with pytest.raises(RedisUnreachable):
+            stack.runner.run(job_id)
+    given_up = [call.kwargs["job_id"] for call in log.calls if call.args == ("commit_given_up",)]
+    assert given_up == [job_id]
+    stack.clock.now += 61
+    assert stack.runner.run(job_id).attempt == 2
+
+
 def test_prefix_over_the_budget_runs_uncached(make_stack: Any) -> None:
     """A prefix that does not fit is no reason to fail a job."""
     stack = make_stack(cache_bytes=3)
@@ -316,16 +355,17 @@ def test_two_tenants_with_equal_text_have_separate_entries(make_stack: Any) -> N
 
 
 def test_cancel_while_running_stops_between_steps(
-    make_stack: Any, monkeypatch: pytest.MonkeyPatch
+    make_stack: Any, monkeypatch: pytest.MonkeyPatch, look_every_time: Any
 ) -> None:
     """Case Q15: the engine asks between steps, and the record ends as cancelled."""
-    monkeypatch.setattr("worker.leases.POLL_S", 0.0)
     stack = make_stack(engine=FakeEngine(delay_s=30.0))
+    look_every_time(stack)
     job_id = stack.submit(use_cache=False)
     generate = stack.engine.generate
 
     def cancelled_meanwhile(request: GenerationRequest) -> Any:
         assert stack.store.cancel(job_id) is JobState.RUNNING
+        stack.leases.look_all()
         return generate(request)
 
     monkeypatch.setattr(stack.engine, "generate", cancelled_meanwhile)
@@ -388,7 +428,7 @@ def test_strict_template_is_not_answered_uncached_after_nan(make_stack: Any) -> 
     strict = stack.publish(strict=True)
     stack.runner.run(stack.submit("warm", version=strict))
     armed.append(True)
-    result = stack.runner.run(stack.submit("hit", version=strict))
+    result = _to_the_end(stack, stack.submit("hit", version=strict))
     assert (result.status, result.error.code) == (JobState.FAILED, "non_finite_logits")
 
 

@@ -1,0 +1,23 @@
+-- Gives a dead job all its attempts again, from now on.
+--
+-- KEYS[4]  the tenant's dead jobs (sorted set: id by time of death)
+-- ARGV[4]  seconds until the new deadline
+-- ARGV[5]  milliseconds that the record outlives its deadline
+--
+-- Returns {'queued', queue} or {'not_dead', state} or {'not_found'}.
+
+local now = server_time()
+local state = get('state')
+if not state then
+  redis.call('ZREM', KEYS[4], job.id)
+  return {'not_found'}
+end
+if get('dead') ~= '1' then return {'not_dead', state} end
+redis.call('HDEL', job.record, 'dead', 'result', 'commit_s', 'finished_at', 'cancel_requested',
+  'not_before', 'ended_attempt')
+set('attempt', '0', 'deadline_at', seconds(now + tonumber(ARGV[4])))
+redis.call('PEXPIRE', job.record,
+  string.format('%d', math.ceil(tonumber(ARGV[4]) * 1000 + tonumber(ARGV[5]))))
+redis.call('ZREM', KEYS[4], job.id)
+queue_up(now)
+return {'queued', get('queue')}

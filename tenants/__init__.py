@@ -1,0 +1,1 @@
+"""Redis users for tenants and workers: what each may do, and their making, changing and end."""

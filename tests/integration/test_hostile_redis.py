@@ -1,0 +1,190 @@
+"""Keys of ours with content that we did not write: one thing is lost, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result as Ran
+
+from contract import keys
+from contract.codec import pack
+from contract.errors import CodecError, PrefillqError, RedisRefused
+from contract.ids import parse_address
+from contract.redis_client import Client
+from contract.settings import Settings
+from producer.cli import main
+from producer.client import Producer
+from templates.registry import Registry
+from tests.support.published import COMPILED, MODEL, make_spec
+from worker.catalog import Catalog
+from worker.presence import list_workers
+
+JOB = "acme." + "0" * 32
+
+
+@pytest.fixture
+def published(registry: Registry) -> Registry:
+    """Templates of two tenants."""
+    for tenant, name in (("acme", "triage"), ("globex", "tags")):
+        registry.publish(make_spec(tenant, name), COMPILED, MODEL)
+    return registry
+
+
+def _run(settings: Settings, *arguments: str) -> Ran:
+    return CliRunner().invoke(main, ["--redis-url", settings.redis_url, *arguments])
+
+
+def test_a_label_that_is_no_number_hides_no_other(
+    published: Registry, client: Client, settings: Settings
+) -> None:
+    """It is named as damaged when it is asked for, left out of lists, and mended by setting it."""
+    client.hset(
+        keys.labels("acme", "triage"), mapping={"odd": "x" * 50, b"\xff": "1", "big": 10**9}
+    )
+    assert published.labels("acme", "triage")["production"] == 1
+    assert "odd" not in published.labels("acme", "triage")
+    assert [item.name for item in published.list_templates()] == ["triage", "tags"]
+    with pytest.raises(CodecError, match=r"label odd of acme/triage is damaged.*templates label"):
+        published.resolve(parse_address("acme/triage@odd"))
+    ran = _run(settings, "submit", "acme/triage@odd", "--vars", '{"ticket": "x"}')
+    assert (ran.exit_code, "damaged" in ran.stderr) == (1, True)
+    published.set_label("acme", "triage", "odd", 1)
+    assert published.resolve(parse_address("acme/triage@odd")).version == 1
+
+
+@pytest.mark.parametrize("number", [b"x", b"", b"\xff", b"1.5", b"-1", b"9" * 5000, "²".encode()])
+def test_a_version_without_a_number_hides_no_other(
+    published: Registry, client: Client, settings: Settings, number: bytes
+) -> None:
+    """Neither from lists nor from a worker, which would serve nothing at all otherwise."""
+    client.hset(keys.versions("acme", "triage"), number, "0" * 64)
+    assert [item.ref.version for item in published.versions("acme", "triage")] == [1]
+    catalog = Catalog(
+        client=client, settings=settings, registry=published, model_digest=MODEL.model_digest
+    )
+    assert [(s.tenant, s.template) for s in catalog.refresh()] == [
+        ("acme", "triage"),
+        ("globex", "tags"),
+    ]
+
+
+def test_names_that_are_none_are_nobodys_templates(
+    published: Registry, client: Client, settings: Settings
+) -> None:
+    """A queue or key is never made of what somebody wrote by hand."""
+    for name in (b"\xff", b"../x", b"a:b", b"", b"x" * 5000, b"a\nb", b"A"):
+        client.sadd(keys.TENANTS, name)
+        client.sadd(keys.templates("acme"), name)
+    catalog = Catalog(
+        client=client, settings=settings, registry=published, model_digest=MODEL.model_digest
+    )
+    assert [(s.tenant, s.template) for s in catalog.refresh()] == [
+        ("acme", "triage"),
+        ("globex", "tags"),
+    ]
+    assert [item.tenant for item in published.list_templates()] == ["acme", "globex"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        pack({}),
+        pack([]),
+        pack({"spec": {"tenant": "planted-spec-00000000"}}),
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 5000,
+    ],
+)
+def test_a_damaged_version_is_named_and_not_quoted(
+    published: Registry, client: Client, settings: Settings, data: bytes
+) -> None:
+    """The others are served all the same."""
+    ref = published.resolve(parse_address("acme/triage"))
+    client.set(keys.version("acme", "triage", ref.digest), data)
+    fresh = Registry(client, settings)
+    with pytest.raises(PrefillqError) as caught:
+        fresh.get(ref)
+    assert "planted" not in str(caught.value)
+    catalog = Catalog(
+        client=client, settings=settings, registry=fresh, model_digest=MODEL.model_digest
+    )
+    assert [s.tenant for s in catalog.refresh()] == ["globex"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("state", b"asleep"), ("version", b"x"), ("input", b"\xc1"), ("created_at", b"nan")],
+)
+def test_a_damaged_record_is_an_error_of_ours(
+    published: Registry, client: Client, settings: Settings, field: str, value: bytes
+) -> None:
+    """For every command that reads it: exit status 1 and no traceback."""
+    with Producer(settings) as producer:
+        job = producer.submit("acme/triage", {"ticket": "x"})
+    client.hset(keys.job(job.id), field, value)
+    for command in ("status", "result", "cancel"):
+        ran = _run(settings, command, job.id)
+        assert ran.exit_code in (0, 1, 6, 7), ran.output
+        assert "unexpected" not in ran.output
+        if field == "state" and command != "cancel":
+            assert ran.exit_code == 1
+            assert "damaged" in ran.stderr
+
+
+def test_keys_of_another_type_are_an_error_of_ours(client: Client, settings: Settings) -> None:
+    """Redis says WRONGTYPE; exit status 1, and nothing hangs."""
+    client.set(keys.job(JOB), "x")
+    client.set(keys.labels("acme", "triage"), "x")
+    client.set(keys.TENANTS, "x")
+    for arguments in (("status", JOB), ("templates", "list"), ("submit", "acme/triage")):
+        ran = _run(settings, *arguments)
+        assert (ran.exit_code, "Redis refused" in ran.stderr) == (1, True), ran.output
+    with pytest.raises(RedisRefused):
+        Registry(client, settings).resolve(parse_address("acme/triage"))
+
+
+def test_reports_that_are_none_are_left_out(client: Client, settings: Settings) -> None:
+    """`worker list` shows what it can read, says of the rest, and has no codes for a terminal."""
+    from tests.fuzz.target_redis import _REPORT
+
+    odd: dict[str, Any] = {
+        "good": {**_REPORT, "id": "good\x1b[2J", "model": "m\nn"},
+        "list": [],
+        "empty": {},
+        "text": {**_REPORT, "cache": "x"},
+        "vast": {**_REPORT, "id": "vast", "running": 1e308},
+    }
+    for name, body in odd.items():
+        client.zadd(keys.WORKERS, {name: 1})
+        client.set(keys.worker(name), pack(body))
+    client.zadd(keys.WORKERS, {b"\xff": 1})
+    client.set(keys.worker("raw"), b"\xc1")
+    client.zadd(keys.WORKERS, {"raw": 1})
+    assert len(list_workers(client, settings)) == 4  # a list is no report, nor are raw bytes
+    ran = _run(settings, "worker", "list")
+    assert ran.exit_code == 0
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "a worker  a worker's report cannot be read: id: Field required"
+    assert lines[1].startswith("good [2J  m n on cpu")
+    assert any(line.startswith("vast  a worker's report cannot be read: running") for line in lines)
+    assert "\x1b" not in ran.stdout
+    assert len(_run(settings, "worker", "list", "--json").stdout.splitlines()) == 1
+
+
+def test_notices_that_are_none_end_no_wait(
+    published: Registry, client: Client, settings: Settings
+) -> None:
+    """Anybody may publish to a channel; what is no job id is nobody's."""
+    from tests.support.answering import Answering
+
+    with Producer(settings) as producer:
+        job = producer.submit("acme/triage", {"ticket": "x"})
+        for rubbish in (b"\xff", b"", b"x" * 10_000, JOB.encode(), pack({"a": 1})):
+            client.publish(keys.notices("acme"), rubbish)
+        with Answering(settings):
+            for rubbish in (b"\xff", b"x" * 10_000):
+                client.publish(keys.notices("acme"), rubbish)
+            assert job.outcome(30).text == "echo: x"

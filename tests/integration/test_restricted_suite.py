@@ -1,0 +1,50 @@
+"""The integration suite logs in as the users of `prefillq tenants`: a part of it on every run.
+
+All of it: `pytest --acl tests/integration` (CONTRIBUTING.md).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Each call of the store and the registry, catalog, janitor and presence, a producer against a Redis
+# that goes away, and real worker processes.
+PART = (
+    "test_records.py",
+    "test_registry.py",
+    "test_catalog.py",
+    "test_janitor.py",
+    "test_presence.py",
+    "test_producer.py",
+    "test_worker.py::test_sixty_jobs_over_two_workers_and_three_templates",
+    "test_worker.py::test_killed_workers_job_is_run_again_by_another",
+)
+
+
+@pytest.mark.unrestricted("this starts such a run")
+def test_a_part_of_the_suite_passes_under_restricted_users() -> None:
+    """Nothing fails, and nothing was refused to a user who needed it."""
+    env = {name: value for name, value in os.environ.items() if name != "PREFILLQ_REDIS_URL"}
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "--acl", "-q", "-p", "no:cacheprovider"),
+            *(f"tests/integration/{part}" for part in PART),
+        ],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-5000:]
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 150

@@ -1,0 +1,129 @@
+"""The engine and the model of a fake worker; see `tests.support.fake_worker`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+from contract.console import note
+from contract.errors import PrefillqError
+from contract.logs import configure_logs
+from contract.model_folder import ModelFolder
+from contract.settings import Settings
+from templates.tokenizer import TemplateTokenizer
+from worker.celery_worker import run_worker
+from worker.engine.base import Generation, GenerationRequest, StopReason, never, non_finite
+from worker.engine.fake import FakeEngine
+from worker.loaded import Loaded
+from worker.options import WorkerOptions
+from worker.prefix.entry import PrefixKey
+from worker.service import WorkerService
+
+_STEP_S = 0.005
+_WORK = re.compile(r"work=(\d+(?:\.\d+)?)")
+
+
+class ScriptedEngine(FakeEngine):
+    """Does what the options say on prompts that hold certain texts.
+
+    `work=2.5` anywhere in a prompt makes that job take 2.5 seconds; others take
+    `tokens * seconds_per_token`. The requests of the parity check are answered at once.
+    """
+
+    name = "scripted"
+
+    def __init__(self, options: argparse.Namespace, tokenizer: TemplateTokenizer) -> None:
+        answer = "x" * options.answer_chars if options.answer_chars else options.answer
+        super().__init__(
+            answer=None if answer is None else lambda _: str(answer),
+            prefill_s=options.prefill_s,
+            batch_size=options.batch,
+        )
+        self._options = options
+        self._tokenizer = tokenizer
+
+    def generate(self, request: GenerationRequest) -> Generation:
+        if request.should_stop is not never:
+            text = self._tokenizer.decode(request.ids)
+            self._act_on(text)
+        return super().generate(request)
+
+    def _act_on(self, text: str) -> None:
+        asked = self._options
+        if asked.die_on and asked.die_on in text:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if asked.fail_on and asked.fail_on in text:
+            raise RuntimeError(f"made to fail on {text}")  # as libraries do, that quote their input
+        if asked.nan_on and asked.nan_on in text:
+            raise non_finite()
+        while asked.hang_on and asked.hang_on in text:
+            time.sleep(1)
+
+    def _wait(self, request: GenerationRequest) -> StopReason | None:
+        if request.should_stop is never:
+            return None
+        work = _WORK.search(self._tokenizer.decode(request.ids))
+        options = self._options
+        seconds = float(work[1]) if work else options.tokens * options.seconds_per_token
+        ends = time.monotonic() + seconds
+        while (reason := request.should_stop()) is None and time.monotonic() < ends:
+            time.sleep(min(_STEP_S, seconds))
+        return reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoModel:
+    """A loaded model without weights."""
+
+    folder: ModelFolder
+    tokenizer: TemplateTokenizer
+    device: str = "cpu"
+    dtype_name: str = "float32"
+
+    @property
+    def label(self) -> str:
+        return f"{self.folder.name} without weights"
+
+    def prefix_key(self, tenant: str, digest: str) -> PrefixKey:
+        return PrefixKey(
+            tenant=tenant,
+            digest=digest,
+            model_digest=self.folder.model_digest,
+            tokenizer_digest=self.folder.tokenizer_digest,
+            dtype=self.dtype_name,
+            device=self.device,
+        )
+
+
+class NothingProven:
+    """The admission of an engine that computes nothing."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"way": {"mode": "fake"}, "max_logit_error": 0.0, "seconds": 0.0, "refused": []}
+
+
+def run_fake_worker(options: argparse.Namespace) -> int:
+    """Run until told to stop; the exit code of the process."""
+    configure_logs(level=options.log_level, force_json=True)
+
+    def load(folder: ModelFolder, _options: WorkerOptions, _settings: Settings) -> Loaded:
+        tokenizer = TemplateTokenizer.load(folder.path)
+        model = NoModel(folder=folder, tokenizer=tokenizer)
+        engine = ScriptedEngine(options, tokenizer)
+        return Loaded(model=cast(Any, model), engine=engine, admission=NothingProven())
+
+    service = WorkerService(
+        Settings.load(),
+        WorkerOptions(model=options.model, templates=tuple(options.template), batch=options.batch),
+        load=load,
+    )
+    try:
+        return run_worker(service, log_level=options.log_level)
+    except PrefillqError as error:  # as `prefillq worker start` does
+        note(f"prefillq: {error}")
+        return error.exit_code

@@ -1,0 +1,95 @@
+"""Damaged records: named, never quoted, never an error of Python's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contract.codec import pack
+from contract.console import json_line
+from contract.errors import CodecError
+from contract.record_hash import state_of, view_of
+from contract.types import Result
+from tests.fuzz.target_redis import _ID, _RECORD, _RESULT
+
+
+def test_a_whole_record_is_read() -> None:
+    """The one that the others are changes of."""
+    view = view_of(_ID, _RECORD)
+    assert view.result is not None
+    assert view.result.text == "yes"
+    assert view.result.timings.commit_s == 0.001
+    assert view.finished_at == 1790000001.5
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (b"version", b"planted"),
+        (b"version", b"1_0"),
+        (b"attempt", b"1.5"),
+        (b"created_at", b"nan"),
+        (b"deadline_at", b"inf"),
+        (b"finished_at", b""),
+        (b"commit_s", b"nan"),
+        (b"state", b"planted"),
+        (b"state", b"\xff"),
+        (b"input", b"planted"),
+        (b"input", pack(["planted"])),
+        (b"result", b"planted"),
+        (b"result", pack([])),
+        (b"result", pack({**_RESULT.to_dict(), "timings": ["planted"]})),
+        (b"result", pack({**_RESULT.to_dict(), "text": 5})),
+        (b"result", pack({**_RESULT.to_dict(), "token_ids": "planted"})),
+        (b"result", pack({**_RESULT.to_dict(), "status": "planted"})),
+        (b"result", pack({**_RESULT.to_dict(), "error": "planted"})),
+    ],
+)
+def test_a_damaged_field_is_named_and_not_quoted(field: bytes, value: bytes) -> None:
+    """A record holds what users wrote, also where it does not belong."""
+    with pytest.raises(CodecError) as caught:
+        view_of(_ID, {**_RECORD, field: value})
+    assert "planted" not in str(caught.value)
+    assert _ID in str(caught.value) or field in (b"input", b"result")
+
+
+@pytest.mark.parametrize("field", sorted(set(_RECORD) - {b"worker", b"commit_s", b"result"}))
+def test_a_missing_field_is_named(field: bytes) -> None:
+    """Those that every record has."""
+    with pytest.raises(CodecError, match=f"no {field.decode()}"):
+        view_of(_ID, {name: value for name, value in _RECORD.items() if name != field})
+
+
+def test_a_state_that_none_has_is_damage() -> None:
+    """Scripts reply with what the record says."""
+    assert state_of(_ID, b"queued") == "queued"
+    with pytest.raises(CodecError, match=_ID):
+        state_of(_ID, b"planted")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("probabilities", {"a": "b"}),
+        ("probabilities", []),
+        ("token_ids", [1, "b"]),
+        ("token_ids", [True]),
+        ("usage", {"prompt_tokens": 1.5}),
+        ("cache", {"state": "warm", "reason": ""}),
+        ("cache", None),
+        ("attempt", None),
+        ("choice", 5),
+        ("error", {"code": "x", "message": None, "remedy": ""}),
+        ("version", True),
+    ],
+)
+def test_a_result_has_the_types_it_says(field: str, value: Any) -> None:
+    """What was read can be printed, stored and counted."""
+    right = _RESULT.to_dict()
+    json_line(Result.from_dict(right).to_dict())
+    if (field, value) == ("probabilities", []):
+        assert Result.from_dict({**right, field: value}).probabilities == {}
+        return
+    with pytest.raises((TypeError, KeyError, ValueError)):
+        Result.from_dict({**right, field: value})
