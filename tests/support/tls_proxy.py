@@ -31,6 +31,7 @@ class TlsProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="test-tls-proxy", daemon=True)
         self._ready, self._stop = threading.Event(), asyncio.Event()
+        self._transports: list[asyncio.WriteTransport] = []
         self.port = 0
         self.connections = 0  # whose handshake was done
 
@@ -66,10 +67,14 @@ class TlsProxy:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        for transport in self._transports:
+            transport.abort()
+        await asyncio.sleep(0.05)  # closing a socket is the loop's next task
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         redis_reader, redis_writer = await asyncio.open_connection(*self._target)
+        self._transports += [writer.transport, redis_writer.transport]
         try:
             await asyncio.gather(_copy(reader, redis_writer), _copy(redis_reader, writer))
         finally:
