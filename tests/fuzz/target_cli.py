@@ -174,6 +174,6 @@ def targets() -> tuple[Target, ...]:
             about="command lines, run in this process without Redis and network",
             inputs=_arguments(),
             run=run,
-            short=150,
+            short=60,
         ),
     )

@@ -238,7 +238,7 @@ def targets() -> tuple[Target, ...]:
             about="msgpack from outside",
             inputs=st.one_of(edited(packed, BYTES), st.binary()),
             run=lambda data: judged(lambda: _unpack(data)),
-            short=300,
+            short=150,
         ),
         Target(
             name="codec-write",

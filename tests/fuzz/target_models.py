@@ -208,7 +208,7 @@ def targets() -> tuple[Target, ...]:
             about="config, tokenizer and weight files of a model",
             inputs=changes,
             run=lambda files: judged(lambda: _read_model(files)),
-            short=200,
+            short=100,
         ),
         Target(
             name="tokenizer",

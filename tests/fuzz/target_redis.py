@@ -147,7 +147,7 @@ def targets() -> tuple[Target, ...]:
             about="job records: hashes with other values, and without some",
             inputs=records,
             run=lambda record: judged(lambda: _view(record)),
-            short=300,
+            short=150,
         ),
         Target(
             name="version",
