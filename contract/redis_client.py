@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import redis
 from redis.backoff import NoBackoff
@@ -79,11 +79,11 @@ class _MasterClient(redis.Redis):
 
 def _connect_by_sentinel(url: str, options: dict[str, Any]) -> Client:
     address = parse_sentinel_url(url)
-    sentinels = Sentinel(
+    sentinels: Any = cast(Any, Sentinel)(  # redis-py gives it no types
         address.sentinels,
         sentinel_kwargs=sentinel_options(url, timeout_s=options["socket_timeout"]),
     )
-    return sentinels.master_for(
+    client: Client = sentinels.master_for(
         address.master,
         redis_class=_MasterClient,
         db=address.db,
@@ -91,6 +91,7 @@ def _connect_by_sentinel(url: str, options: dict[str, Any]) -> Client:
         password=address.password,
         **options,
     )
+    return client
 
 
 @contextmanager

@@ -29,6 +29,7 @@ CONNECTION_ERRORS: tuple[type[Exception], ...] = (
     *kombu_redis.Transport.connection_errors,
     ResponseError,
 )
+_NOT_THE_ENTRYS: tuple[type[Exception], ...] = (Empty, *CONNECTION_ERRORS)
 
 
 class QoS(kombu_redis.QoS):  # type: ignore[misc]
@@ -60,12 +61,12 @@ class _Tolerant:
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
-            return super()._brpop_read(**options)
+            return super()._brpop_read(**options)  # type: ignore[misc]
         except KeyError as error:
             # A message that lacks a part. kombu counts KeyError among its connection errors, so
             # whoever may push to a queue could have the worker reconnect for every message.
             return self._drop(error)
-        except (Empty, *CONNECTION_ERRORS):
+        except _NOT_THE_ENTRYS:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the entry did to kombu
             return self._drop(error)
