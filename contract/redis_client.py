@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import redis
 from redis.backoff import NoBackoff
@@ -82,7 +82,7 @@ class _MasterClient(redis.Redis):
 
 def _connect_by_sentinel(url: str, options: dict[str, Any]) -> Client:
     address = parse_sentinel_url(url)
-    sentinels: Any = Sentinel(  # type: ignore[no-untyped-call]
+    sentinels: Any = cast(Any, Sentinel)(  # redis-py gives it no types
         address.sentinels,
         sentinel_kwargs=sentinel_options(url, timeout_s=options["socket_timeout"]),
     )

@@ -34,6 +34,7 @@ CONNECTION_ERRORS: tuple[type[Exception], ...] = (
     *kombu_redis.Transport.connection_errors,
     ResponseError,
 )
+_NOT_THE_ENTRYS: tuple[type[Exception], ...] = (Empty, *CONNECTION_ERRORS)
 
 
 class QoS(kombu_redis.QoS):  # type: ignore[misc]
@@ -84,9 +85,7 @@ class _Tolerant:
             # A message that lacks a part. kombu counts KeyError among its connection errors, so
             # whoever may push to a queue could have the worker reconnect for every message.
             return self._drop(error)
-        except Empty:
-            raise
-        except CONNECTION_ERRORS:
+        except _NOT_THE_ENTRYS:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the entry did to kombu
             return self._drop(error)
