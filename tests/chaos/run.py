@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from contract.errors import TimedOut
+from contract.errors import PrefillqError, TimedOut
 from contract.model_folder import ModelFolder
 from contract.types import JobState
 from producer.client import Producer
+from producer.handle import JobHandle
 from tests.chaos.accounting import Fault, faults_of_processes, judge
 from tests.chaos.deeds import Deeds
 from tests.chaos.evidence import Answers, Archive, Evidence, Record, read_logs, worker_pid
@@ -147,7 +148,7 @@ class _Run:
             self._until(self._all_work, within_s=_START_S, what="the workers to be back")
         except TimedOut as error:
             self._faults.append(Fault(kind="idle", what="workers", detail=str(error)))
-        with Producer(self._stage.settings) as producer:
+        with Producer(self._stage.settings, patience_s=_ROLL_CALL_S) as producer:
             called = {
                 worker.name: producer.submit(own_template(worker), {"note": f"[{_ROLL}]"})
                 for worker in workers
@@ -156,7 +157,7 @@ class _Run:
             waiting = dict(called)
             while waiting and time.monotonic() < give_up:
                 waiting = {
-                    name: handle for name, handle in waiting.items() if not handle.status().ended
+                    name: handle for name, handle in waiting.items() if not _has_ended(handle)
                 }
                 self._step()
             for name in waiting:
@@ -174,7 +175,9 @@ class _Run:
         stage = self._stage
         events = read_ledger(stage.folder / "events.jsonl")
         logged = read_logs(life for life in stage.lives if life.role != "producer")
-        archive = Archive(self._client, stage.settings)
+        # A server whose disk is slow is slow, and this is no time to lose patience.
+        client = stage.client(timeout_s=60.0)
+        archive = Archive(client, stage.settings)
         records = {
             job_id: record for job_id, record in archive.records().items() if record.key != _ROLL
         }
@@ -194,6 +197,7 @@ class _Run:
             expected=self._expected(archive, records),
             indexed=archive.indexed(),
         )
+        client.close()
         account = judge(evidence)
         account.faults += [*self._faults, *faults_of_processes(events)]
         return make_report(
@@ -221,3 +225,10 @@ class _Run:
                 by_model = worker_pid(record.worker) in real
                 expected[job_id] = answers.of(refs[job_id], note, real=by_model)
         return expected
+
+
+def _has_ended(handle: JobHandle) -> bool:
+    try:
+        return handle.status().ended
+    except PrefillqError:
+        return False  # a Redis that does not answer says nothing

@@ -103,9 +103,9 @@ class Stage:
     def of(self, *roles: Role) -> list[Actor]:
         return [actor for actor in self.actors if actor.role in roles]
 
-    def client(self) -> Client:
-        """A connection that no proxy breaks, with little patience."""
-        return connect(self.settings, timeout_s=0.5)
+    def client(self, *, timeout_s: float = 0.5) -> Client:
+        """A connection that no proxy breaks, by default with little patience."""
+        return connect(self.settings, timeout_s=timeout_s)
 
     def tend(self) -> None:
         """Note what has ended, start it again, and see who works."""
@@ -208,7 +208,7 @@ def open_stage(
             _add_producer(
                 stage, stack, f"producer-{number}", options + [f"--own={name}" for name in own]
             )
-        with stage.client() as client:
+        with stage.client(timeout_s=30.0) as client:
             registry = Registry(client, settings)
             for address in (*TEMPLATES, *own):
                 tenant, name = address.split("/")
