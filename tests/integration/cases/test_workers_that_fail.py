@@ -76,6 +76,7 @@ def test_q02_a_message_lost_between_pop_and_bookkeeping_is_rung_for_again(
         behind = settings.model_copy(update={"redis_url": proxy.url})
         worker = start_fake(settings=behind)
         cut = proxy.on("BRPOP", cut_reply, reply_holds=b"prefillq.run")
+        time.sleep(1.5)  # the one that waits now, for a second, was sent before there was a rule
         job = producer.submit("acme/notes", {"note": "lost"})
         assert cut.wait(20)
         assert client.llen(queue) == client.hlen(f"{keys.BROKER_PREFIX}unacked") == 0
