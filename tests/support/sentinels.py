@@ -102,6 +102,10 @@ class SentinelGroup:
         while any(sentinel.sees() != (2, 2) for sentinel in self.sentinels):
             assert time.monotonic() < deadline, "the sentinels did not find each other"
             time.sleep(0.1)
+        with redis.Redis.from_url(first.url) as client:
+            while cast(Any, client).info("replication")["min_slaves_good_slaves"] < 2:
+                assert time.monotonic() < deadline, "the replicas did not attach"
+                time.sleep(0.1)
 
     @property
     def url(self) -> str:
