@@ -152,9 +152,10 @@ def run_worker(service: WorkerService, *, log_level: str) -> int:
     """Run until told to stop; returns the exit code. Raises what loading the model raised."""
     # Before Celery's worker: how many jobs it may take at once is what the engine can serve.
     service.load()
-    for chatty in ("celery.worker.strategy", "celery.app.trace"):
-        # Two lines for each message; the job's own line says more.
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    # Two lines for each message, and a traceback for each that is put back; the job's own lines
+    # say more.
+    logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+    logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
     transport.install()
     app = make_celery(service.settings)
     app.conf.worker_consumer = "worker.consumer:Consumer"
