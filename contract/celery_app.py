@@ -36,7 +36,7 @@ def make_celery(settings: Settings) -> Celery:
         task_ignore_result=True,
         # Queues are made by publishing a template; a misspelt one is an error, not a queue.
         task_create_missing_queues=False,
-        task_default_queue="_unused",
+        task_default_queue=keys.UNUSED_QUEUE,
         task_acks_late=True,
         task_reject_on_worker_lost=True,
         worker_prefetch_multiplier=1,

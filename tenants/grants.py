@@ -152,7 +152,7 @@ def _worker() -> list[Grant]:
         Grant(
             purpose="take messages, put them back, ring again, see whether a queue is empty",
             commands="brpop lpush rpush llen",
-            on=_read_write(messages),
+            on=_read_write(messages, keys.messages(f"{keys.UNUSED_QUEUE}*")),
         ),
         Grant(
             purpose="messages taken and not done (kombu)",
