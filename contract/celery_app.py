@@ -40,7 +40,8 @@ def make_celery(settings: Settings) -> Celery:
         task_ignore_result=True,
         # Queues are made by publishing a template; a misspelt one is an error, not a queue.
         task_create_missing_queues=False,
-        task_default_queue="_unused",
+        task_default_queue=keys.UNUSED_QUEUE,
+        task_queues=[make_queue(keys.UNUSED_QUEUE)],
         task_acks_late=True,
         task_reject_on_worker_lost=True,
         worker_prefetch_multiplier=1,
@@ -91,11 +92,12 @@ def make_queue(name: str) -> Queue:
     """The queue of that name (see `contract.keys.queue`), as kombu wants it.
 
     On the exchange without a name, which leads to the queue of the routing key. Bindings of any
-    other would be one key in Redis that all tenants' producers write and read.
+    other would be one key in Redis that all tenants' producers write and read. Not declared,
+    since that would bind it: Celery puts its default exchange in the place of one without a name.
     """
     from kombu import Exchange, Queue
 
-    return Queue(name, Exchange(""), routing_key=name)
+    return Queue(name, Exchange(""), routing_key=name, no_declare=True)
 
 
 def ring(app: Celery, queue: str, job_id: str, *, producer: Producer | None = None) -> None:
@@ -112,7 +114,6 @@ def ring(app: Celery, queue: str, job_id: str, *, producer: Producer | None = No
         TASK_NAME,
         args=(job_id,),
         queue=make_queue(queue),
-        declare=(),  # there is nothing to declare, and a producer may not look into its queue
         ignore_result=True,
         producer=producer,
     )

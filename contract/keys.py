@@ -15,6 +15,7 @@ WORKERS = "pq:_workers"  # sorted set: worker id -> last heartbeat
 TENANTS = "pq:_tenants"  # set: tenants that may have templates, for workers to look into
 JANITOR = "pq:_janitor"  # string with an expiry: the worker that sweeps now
 BROKER_PREFIX = "pq:_broker:"  # Celery's own keys (kombu's global_keyprefix)
+UNUSED_QUEUE = "_unused"  # Celery insists on a default queue; workers look at it once
 
 
 def job(job_id: str) -> str:

@@ -172,7 +172,7 @@ def _worker() -> list[Grant]:
         Grant(
             purpose="take messages, put them back, ring again, see whose turn is next",
             commands="brpop lpush rpush llen lindex",
-            on=_read_write(messages),
+            on=_read_write(messages, keys.messages(f"{keys.UNUSED_QUEUE}*")),
         ),
         Grant(
             purpose="messages taken and not done (kombu)",
