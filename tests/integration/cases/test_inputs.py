@@ -183,6 +183,7 @@ def test_q17_an_idempotency_key_used_twice(
     assert again.id == first.id
     with pytest.raises(Conflict, match=first.id):
         producer.submit("acme/notes", {"note": "b"}, idempotency_key="k")
+    until(lambda: worker.lines("job_finished"), what="the line that follows the commit")
     assert len(worker.lines("job_finished")) == 1
 
 
