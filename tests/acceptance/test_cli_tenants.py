@@ -36,6 +36,7 @@ def settings(server: EmbeddedRedis, tmp_path: Path) -> Settings:
         for name in users:
             if name != "default":
                 client.acl_deluser(name)
+        client.acl_log_reset()
     return chosen
 
 
