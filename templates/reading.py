@@ -81,6 +81,14 @@ class Target:
         chosen = self.rollout.version_for(self.stable.tenant, key)
         return self.canary if chosen == self.canary.version else self.stable
 
+    def ref_of(
+        self, job_id: str, variables: Mapping[str, Any], sticky_key: str | None
+    ) -> VersionRef:
+        """The version of a job."""
+        if self.rollout is None:
+            return self.stable
+        return self.ref_for(sticky_key or self.rollout.key_of(variables, job_id))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
