@@ -85,11 +85,11 @@ class Rollout:
     def last_step(self) -> bool:
         return self.step == len(self.plan.steps) - 1
 
-    def key_of(self, variables: Mapping[str, Any], job_id: str) -> str:
-        """What decides for a job whose caller gave no key of its own: a variable, or its id."""
+    def key_of(self, variables: Mapping[str, Any]) -> str | None:
+        """The key in a job's variables; None when there is none, and its id decides."""
         name = self.plan.sticky_key
         if name is None or name not in variables:
-            return job_id
+            return None
         value = variables[name]
         return value if isinstance(value, str) else canonical_json(value)
 
