@@ -99,6 +99,19 @@ def retired(tenant: str, template: str) -> str:
     return f"pq:{tenant}:template:{template}:retired"
 
 
+def outcomes(tenant: str, rollout_id: str, digest: str) -> str:
+    """Stream with an expiry: how a rollout's jobs of one version ended, and how they were scored.
+
+    Written by contract/lua/common.lua, where its name is made too.
+    """
+    return f"pq:{tenant}:outcomes:{rollout_id}:{digest}"
+
+
+def conductor(tenant: str, template: str) -> str:
+    """String with an expiry: the worker that looks after a template's rollout now."""
+    return f"pq:_conductor:{tenant}/{template}"
+
+
 def worker(worker_id: str) -> str:
     """String with an expiry: what the worker last reported, msgpack."""
     return f"pq:_worker:{worker_id}"
