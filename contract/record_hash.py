@@ -1,11 +1,11 @@
 """How a job record is spelled: the hash at `keys.job(id)`.
 
 - what was asked: `template`, `version`, `digest`, `input` (msgpack), `input_digest`, `use_cache`,
-  `queue` (where to ring)
+  `queue` (where to ring), `rollout` (the id of the one that chose the version, if one did)
 - when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
 - who runs it: `attempt`, `fence`, `worker`, `lease_until`, `claim_token`
 - when it failed and may be tried again: `not_before`, `ended_attempt` (the fence of that attempt)
-- how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`, `dead`
+- how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`, `dead`, `revived`
 - book-keeping: `submits`
 """
 
@@ -43,6 +43,7 @@ def asked(job: Job) -> list[str | bytes | int]:
         int(job.use_cache),
         "input",
         pack(job.variables),
+        *(["rollout", job.rollout] if job.rollout else []),
     ]
 
 
@@ -71,6 +72,7 @@ def _job_of(job_id: str, record: Hash) -> Job:
         queue=text(record[b"queue"]),
         variables=_variables(record),
         use_cache=record[b"use_cache"] == b"1",
+        rollout=text(record.get(b"rollout", b"")),
         created_at=number(record, b"created_at"),
         deadline_at=number(record, b"deadline_at"),
         attempt=whole(record, b"attempt"),

@@ -63,6 +63,7 @@ class Job:
     queue: str = ""  # where its doorbell rings, see contract.keys.queue
     variables: Variables
     use_cache: bool = True  # False asks for the plain path, for comparison
+    rollout: str = ""  # id of the rollout that chose the version, if one did
     created_at: float = 0.0
     deadline_at: float | None = None
     attempt: int = 0  # 1 at the first claim

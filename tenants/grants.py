@@ -108,7 +108,16 @@ def _read_templates(tenant: str) -> list[Grant]:
             ),
         ),
         Grant(purpose="versions", commands="get", on=_read(keys.version(tenant, "*", "*"))),
+        _read_outcomes(tenant),
     ]
+
+
+def _read_outcomes(tenant: str) -> Grant:
+    return Grant(
+        purpose="how the jobs of a rollout ended",
+        commands="xrevrange",
+        on=_read(keys.outcomes(tenant, "*", "*")),
+    )
 
 
 def _admin(tenant: str) -> list[Grant]:
@@ -130,6 +139,7 @@ def _admin(tenant: str) -> list[Grant]:
         ),
         Grant(purpose="names of templates", commands="smembers sadd", on=_read_write(names)),
         Grant(purpose="versions", commands="get set exists", on=_read_write(version)),
+        _read_outcomes(tenant),
     ]
 
 
@@ -168,6 +178,21 @@ def _worker() -> list[Grant]:
             on=_read_write(dead),
         ),
         Grant(purpose="waiting jobs of a template", commands="zadd zrem", on=_write(waiting)),
+        Grant(
+            purpose="which versions have unfinished jobs",
+            commands="zscan",
+            on=_read(running, waiting),
+        ),
+        Grant(
+            purpose="how the jobs of a rollout ended",
+            commands="xadd pexpire",
+            on=_write(keys.outcomes("*", "*", "*")),
+        ),
+        Grant(
+            purpose="one worker at a time looks after a rollout",
+            commands="set get",
+            on=_read_write(keys.conductor("*", "*")),
+        ),
         Grant(purpose="tell of ended jobs", commands="publish", on=(f"&{keys.notices('*')}",)),
         Grant(
             purpose="take messages, put them back, ring again, see whose turn is next",

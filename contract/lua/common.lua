@@ -8,10 +8,11 @@
 -- ARGV[3]  the tenant's channel of notices
 -- Scripts name what follows from KEYS[4] and ARGV[4] on.
 --
--- Two keys are not in KEYS. A template's waiting set is not known before its record is read; its
--- name is made here, beside KEYS[2], and not read from the record: a producer can write its
--- records, and a worker must not be led to write another tenant's keys. The tenant's limits may only
--- be read by those who submit, and a function's KEYS have to be writable by its caller.
+-- Three keys are not in KEYS. A template's waiting set and a rollout's outcomes are not known before
+-- the record is read; their names are made here, beside KEYS[2], and not read from the record: a
+-- producer can write its records, and a worker must not be led to write another tenant's keys. The
+-- tenant's limits may only be read by those who submit, and a function's KEYS have to be writable by
+-- its caller.
 --
 -- Time is the server's alone: workers' clocks may be minutes apart.
 
@@ -89,6 +90,22 @@ local function bury(dead, dead_ms, now)
   redis.call('PEXPIRE', job.record, dead_ms)
   redis.call('ZREMRANGEBYSCORE', dead, '-inf', seconds(now - tonumber(dead_ms) / 1000))
   redis.call('ZADD', dead, seconds(now), job.id)
+end
+
+-- Notes how a job that a rollout chose the version of has ended: `cache` is its cache state,
+-- `tokens` the number of its completion's, `code` the error's. Cancelled and expired jobs say nothing
+-- of a version, nor does one that an operator gave its attempts again: it took hours.
+--
+-- Whatever is wrong with the stream is no reason to lose a result: pcall.
+local function note_outcome(state, now, cache, tokens, code)
+  local rollout, digest = get('rollout') or '', get('digest') or ''
+  if (state ~= 'succeeded' and state ~= 'failed') or get('revived') then return end
+  -- Written by a producer, and parts of a key's name here.
+  if #rollout ~= 16 or #digest ~= 64 or string.find(rollout .. digest, '[^0-9a-f]') then return end
+  local stream = beside_queued('outcomes:' .. rollout .. ':' .. digest)
+  redis.pcall('XADD', stream, 'MAXLEN', '~', '20000', '*', 's', state, 'c', cache,
+    't', seconds(now - (get_number('created_at') or now)), 'n', tokens, 'e', code)
+  redis.pcall('PEXPIRE', stream, '604800000')
 end
 
 local function held(fence) return get('state') == 'running' and get('fence') == fence end
