@@ -13,7 +13,7 @@ if held(ARGV[4]) then
   local now = server_time()
   set('result', ARGV[6])
   finish(ARGV[5], now)
-  note_outcome(ARGV[5], now, ARGV[7], ARGV[8], ARGV[9])
+  tell_outcome(ARGV[5], now, ARGV[7], ARGV[8], ARGV[9])
   return 1
 end
 -- The client repeats a call whose reply it lost.

@@ -92,20 +92,23 @@ local function bury(dead, dead_ms, now)
   redis.call('ZADD', dead, seconds(now), job.id)
 end
 
--- Notes how a job that a rollout chose the version of has ended: `cache` is its cache state,
--- `tokens` the number of its completion's, `code` the error's. Cancelled and expired jobs say nothing
--- of a version, nor does one that an operator gave its attempts again: it took hours.
---
--- Whatever is wrong with the stream is no reason to lose a result: pcall.
-local function note_outcome(state, now, cache, tokens, code)
-  local rollout, digest = get('rollout') or '', get('digest') or ''
-  if (state ~= 'succeeded' and state ~= 'failed') or get('revived') then return end
-  -- Written by a producer, and parts of a key's name here.
-  if #rollout ~= 16 or #digest ~= 64 or string.find(rollout .. digest, '[^0-9a-f]') then return end
-  local stream = beside_queued('outcomes:' .. rollout .. ':' .. digest)
-  redis.pcall('XADD', stream, 'MAXLEN', '~', '20000', '*', 's', state, 'c', cache,
-    't', seconds(now - (get_number('created_at') or now)), 'n', tokens, 'e', code)
+-- Adds to what is known of a rollout's jobs of one version; nothing for a job of no rollout. The
+-- stream is named beside KEYS[2], as above. It may be damaged, which is no reason to fail: pcall.
+local function tell_rollout(...)
+  local id, digest = get('rollout') or '', get('digest') or ''
+  if #id ~= 16 or #digest ~= 64 or string.find(id .. digest, '[^0-9a-f]') then return end
+  local stream = beside_queued('outcomes:' .. id .. ':' .. digest)
+  redis.pcall('XADD', stream, 'MAXLEN', '~', '20000', '*', ...)
   redis.pcall('PEXPIRE', stream, '604800000')
+end
+
+-- Tells how a job ended: `cache` is its cache state, `tokens` how many its completion has, `code` its
+-- error's. Cancelled and expired jobs say nothing of a version, nor does one that an operator gave
+-- its attempts again: that took hours.
+local function tell_outcome(state, now, cache, tokens, code)
+  if (state ~= 'succeeded' and state ~= 'failed') or get('revived') then return end
+  local taken = seconds(now - (get_number('created_at') or now))
+  tell_rollout('s', state, 'c', cache, 't', taken, 'n', tokens, 'e', code)
 end
 
 local function held(fence) return get('state') == 'running' and get('fence') == fence end

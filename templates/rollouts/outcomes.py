@@ -1,8 +1,7 @@
 """How the jobs of a rollout's two versions ended, as the job scripts wrote it down.
 
 A stream per version, `keys.outcomes`, to which the script that ends a job appends an entry with
-the fields of `JobOutcome`, and whoever scores a job one with `score` (a name), `v` (a number) and
-`j` (the job's id). The tenant's producers can write these streams: what is no such entry is left
+the fields of `JobOutcome`, and whoever scores a job one with `score` (a name), `value` and `job`. The tenant's producers can write these streams: what is no such entry is left
 out, and how much is read has a bound.
 """
 
@@ -214,11 +213,11 @@ def _newest(
 def _add_score(
     scores: dict[str, dict[bytes, float]], fields: Mapping[bytes, bytes], number: int
 ) -> None:
-    name, value = _text(fields, b"score"), _number(fields, b"v")
+    name, value = _text(fields, b"score"), _number(fields, b"value")
     if not is_name(name) or (name not in scores and len(scores) >= _MAX_NAMES):
         raise ValueError("no score")
     # The newest of a job comes first; a job that was scored again counts once.
-    scores.setdefault(name, {}).setdefault(fields.get(b"j", b"%d" % number), value)
+    scores.setdefault(name, {}).setdefault(fields.get(b"job", b"%d" % number), value)
 
 
 def _text(fields: Mapping[bytes, bytes], name: bytes) -> str:

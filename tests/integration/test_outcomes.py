@@ -251,9 +251,9 @@ def test_what_was_noted_is_read(in_redis: Rig, read: Callable[..., Outcomes]) ->
 def test_scores_are_read_once_a_job_the_newest(client: Any, read: Callable[..., Outcomes]) -> None:
     """A job scored twice has its last score; jobs without an id are taken for different ones."""
     for job, value in (("a", 1), ("b", 2), ("a", 0.5)):
-        client.xadd(STREAM, {"score": "human", "v": value, "j": job})
-    client.xadd(STREAM, {"score": "bleu", "v": "3"})
-    client.xadd(STREAM, {"score": "bleu", "v": "4"})
+        client.xadd(STREAM, {"score": "human", "value": value, "job": job})
+    client.xadd(STREAM, {"score": "bleu", "value": "3"})
+    client.xadd(STREAM, {"score": "bleu", "value": "4"})
     assert {name: sorted(values) for name, values in read().scores.items()} == {
         "human": [0.5, 2.0],
         "bleu": [3.0, 4.0],
@@ -281,9 +281,9 @@ GOOD = {"s": "succeeded", "c": "hit", "t": "1.5", "n": "8", "e": ""}
         {"e": "Robert'); --"},
         {"e": "x" * 65},
         {"score": "human"},
-        {"score": "no name", "v": "1"},
-        {"score": "human", "v": "nan"},
-        {"score": "human", "v": "1e400"},
+        {"score": "no name", "value": "1"},
+        {"score": "human", "value": "nan"},
+        {"score": "human", "value": "1e400"},
     ],
 )
 def test_what_is_no_outcome_is_left_out(
@@ -302,7 +302,7 @@ def test_what_is_no_outcome_is_left_out(
 def test_the_names_of_scores_have_a_bound(client: Any, read: Callable[..., Outcomes]) -> None:
     """Hundreds of names are a mistake or malice, and each would be shown."""
     for number in range(100):
-        client.xadd(STREAM, {"score": f"name-{number}", "v": "1"})
+        client.xadd(STREAM, {"score": f"name-{number}", "value": "1"})
     assert len(read().scores) == 32
 
 
