@@ -408,7 +408,7 @@ def over_queued(tenant: str, limit: int) -> OverLimit:
 def over_rate(tenant: str, retry_after_s: float) -> OverLimit:
     return OverLimit(
         f"{tenant} submits faster than it may",
-        remedy=f"Submit again in {retry_after_s:.3g} s.",
+        remedy=f"Submit again in {retry_after_s:.{0 if retry_after_s >= 100 else 2}f} s.",
         retry_after_s=retry_after_s,
     )
 
