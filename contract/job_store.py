@@ -239,6 +239,13 @@ class JobStore(Protocol):
         """Erase a dead job. Raises NotFound, and Conflict when it is not dead."""
         ...
 
+    def pinned(self, tenant: str, template: str) -> dict[int, int]:
+        """Version -> how many jobs of it have not ended; versions without such jobs are left out.
+
+        Jobs that are claimed or put back while this counts may be missed.
+        """
+        ...
+
     def release(self, job_id: str, fence: int) -> bool:
         """Put a running job back in the queue; the attempt does not count. False if lost."""
         ...
@@ -300,6 +307,12 @@ def _usable_key(key: object) -> bool:
     if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS:
         return False
     return not any("\ud800" <= character <= "\udfff" for character in key)
+
+
+def outcome_of(result: Result) -> tuple[str, int, str]:
+    """Cache state, completion tokens and error code: what a rollout keeps of a result."""
+    code = "" if result.error is None else result.error.code
+    return str(result.cache.state), result.usage.completion_tokens, code
 
 
 def check_ended(result: Result) -> None:
@@ -464,7 +477,7 @@ def over_queued(tenant: str, limit: int) -> OverLimit:
 def over_rate(tenant: str, retry_after_s: float) -> OverLimit:
     return OverLimit(
         f"{tenant} submits faster than it may",
-        remedy=f"Submit again in {retry_after_s:.3g} s.",
+        remedy=f"Submit again in {retry_after_s:.{0 if retry_after_s >= 100 else 2}f} s.",
         retry_after_s=retry_after_s,
     )
 

@@ -137,6 +137,11 @@ def shadowed(tenant: str, rollout_id: str) -> str:
     return f"pq:{tenant}:shadowed:{rollout_id}"
 
 
+def conductor(tenant: str, template: str) -> str:
+    """String with an expiry: the worker that looks after a template's rollout now."""
+    return f"pq:_conductor:{tenant}/{template}"
+
+
 def worker(worker_id: str) -> str:
     """String with an expiry: what the worker last reported, msgpack."""
     return f"pq:_worker:{worker_id}"

@@ -9,9 +9,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from contract import keys
 from contract.codec import pack, unpack
 from contract.errors import PrefillqError
 from contract.ids import tenant_of
@@ -42,6 +44,7 @@ from contract.job_store import (
     no_such_job,
     not_dead,
     not_succeeded,
+    outcome_of,
     over_queued,
     over_rate,
     queue_full,
@@ -51,6 +54,8 @@ from contract.job_store import (
 )
 from contract.settings import Settings
 from contract.types import Job, JobState, Result
+
+_OUTCOMES = (JobState.SUCCEEDED, JobState.FAILED)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +72,7 @@ class _Record:
     not_before: float = 0.0
     ended_attempt: int = 0
     dead: bool = False
+    revived: bool = False
     cancel_requested: bool = False
     result: Result | None = None
     commit_s: float = 0.0
@@ -89,6 +95,8 @@ class MemoryJobStore:
         self._templates: dict[tuple[str, str], tuple[int, frozenset[int]]] = {}
         self._buckets: dict[str, tuple[float, float]] = {}  # tokens, and when that was
         self._held_back: dict[str, None] = {}  # job ids held back by a limit, in order of submit
+        # As the streams of that name: what was noted of a rollout's jobs, oldest first.
+        self.outcomes: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
 
     def submit(
         self,
@@ -235,6 +243,7 @@ class MemoryJobStore:
             return "delayed"
         if record.job.attempt >= self._settings.max_attempts:
             self._bury(record)
+            self._note_outcome(record, ("", 0, "attempts_exhausted"))
             return "dead"
         tenant = record.job.ref.tenant
         limit = self._limits.get(tenant, TenantLimits()).max_running
@@ -282,6 +291,7 @@ class MemoryJobStore:
                 return result if written else None
             record.result = result
             self._finish(record, result.status)
+            self._note_outcome(record, outcome_of(result))
         return result
 
     def note_commit(self, job_id: str, fence: int, commit_s: float) -> Doorbell | None:
@@ -351,6 +361,7 @@ class MemoryJobStore:
             if record.job.attempt >= self._settings.max_attempts:
                 record.result = result
                 self._bury(record)
+                self._note_outcome(record, outcome_of(result))
             else:
                 record.not_before = record.ring_at = self._clock() + delay_s
                 record.ended_attempt = fence
@@ -379,12 +390,19 @@ class MemoryJobStore:
             record.state, record.dead, record.cancel_requested = JobState.QUEUED, False, False
             record.result, record.finished_at, record.commit_s = None, None, 0.0
             record.not_before, record.ended_attempt, record.worker = 0.0, 0, ""
+            record.revived = True
             return record.job.queue
 
     def drop(self, job_id: str) -> None:
         with self._lock:
             self._dead(job_id)
             del self._records[job_id]
+
+    def pinned(self, tenant: str, template: str) -> dict[int, int]:
+        with self._lock:
+            unfinished = self._of(tenant, JobState.QUEUED) + self._of(tenant, JobState.RUNNING)
+            refs = [record.job.ref for record in unfinished]
+            return dict(Counter(ref.version for ref in refs if ref.template == template))
 
     def release(self, job_id: str, fence: int) -> bool:
         with self._lock:
@@ -448,6 +466,10 @@ class MemoryJobStore:
             if name not in record.scores and len(record.scores) >= MAX_SCORES:
                 raise too_many_scores(job_id)
             record.scores[name] = value
+            if record.job.rollout:
+                self._outcomes_of(record.job).append(
+                    {"score": name, "value": str(value), "job": job_id[-32:]}
+                )
 
     def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
         with self._lock:
@@ -528,6 +550,23 @@ class MemoryJobStore:
         record.expires_at = now + self._settings.result_ttl_s
         for stream in self._streams:
             stream.put(record.job.ref.tenant, record.job.id)
+
+    def _note_outcome(self, record: _Record, outcome: tuple[str, int, str]) -> None:
+        job, (cache, tokens, code) = record.job, outcome
+        if not job.rollout or record.revived or record.state not in _OUTCOMES:
+            return
+        self._outcomes_of(job).append(
+            {
+                "s": str(record.state),
+                "c": cache,
+                "t": f"{self._clock() - job.created_at:.6f}",
+                "n": str(tokens),
+                "e": code,
+            }
+        )
+
+    def _outcomes_of(self, job: Job) -> list[dict[str, str]]:
+        return self.outcomes[keys.outcomes(job.ref.tenant, job.rollout, job.ref.digest)]
 
     def _waiting(self, job: Job, now: float) -> int:
         return sum(

@@ -47,12 +47,14 @@ from contract.job_store import (
     no_such_job,
     not_dead,
     not_succeeded,
+    outcome_of,
     over_queued,
     over_rate,
     queue_full,
     template_moved,
     too_many_scores,
 )
+from contract.pinned import count_pinned
 from contract.record_hash import asked, job_of, pairs, state_of, view_of
 from contract.redis_client import Client, errors_explained, text
 from contract.scripts import ScriptLibrary, Scripts
@@ -270,7 +272,9 @@ class RedisJobStore:
         if fitting is not result:
             packed = pack(fitting.to_dict())
         with errors_explained(self._settings):
-            done = self._run("commit", result.job_id, fence, str(fitting.status), packed)
+            done = self._run(
+                "commit", result.job_id, fence, str(fitting.status), packed, *outcome_of(fitting)
+            )
         return fitting if done else None
 
     def note_commit(self, job_id: str, fence: int, commit_s: float) -> Doorbell | None:
@@ -366,6 +370,7 @@ class RedisJobStore:
                 self._settings.max_attempts,
                 self._dead_ms,
                 pack(result.to_dict()),
+                *outcome_of(result),
                 more_keys=[keys.dead(tenant_of(result.job_id))],
             )
         return None if reply is None else JobState(text(reply))
@@ -406,6 +411,10 @@ class RedisJobStore:
             case ["not_found"]:
                 raise no_such_job(job_id)
         raise _unexpected(script, reply)
+
+    def pinned(self, tenant: str, template: str) -> dict[int, int]:
+        with errors_explained(self._settings):
+            return count_pinned(self._client, tenant, template)
 
     def release(self, job_id: str, fence: int) -> bool:
         with errors_explained(self._settings):

@@ -106,7 +106,7 @@ def _read_templates(tenant: str) -> list[Grant]:
         Grant(purpose="names of templates", commands="smembers", on=_read(keys.templates(tenant))),
         Grant(
             purpose="which version a number or label means",
-            commands="hget hgetall hkeys hlen",
+            commands="hget hmget hgetall hkeys hlen",
             on=_read(
                 keys.versions(tenant, "*"), keys.labels(tenant, "*"), keys.retired(tenant, "*")
             ),
@@ -127,6 +127,7 @@ def _read_templates(tenant: str) -> list[Grant]:
             commands="xrange xrevrange",
             on=_read(keys.journal(tenant, "*")),
         ),
+        _read_outcomes(tenant),
     ]
 
 
@@ -151,6 +152,14 @@ def _move_templates(tenant: str) -> list[Grant]:
             on=_read_write(rollouts),
         ),
     ]
+
+
+def _read_outcomes(tenant: str) -> Grant:
+    return Grant(
+        purpose="how the jobs of a rollout ended",
+        commands="xrevrange",
+        on=_read(keys.outcomes(tenant, "*", "*")),
+    )
 
 
 def _admin(tenant: str) -> list[Grant]:
@@ -216,6 +225,21 @@ def _worker() -> list[Grant]:
             on=_read_write(dead),
         ),
         Grant(purpose="waiting jobs of a template", commands="zadd zrem", on=_write(waiting)),
+        Grant(
+            purpose="which versions have unfinished jobs",
+            commands="zscan",
+            on=_read(running, waiting),
+        ),
+        Grant(
+            purpose="how the jobs of a rollout ended",
+            commands="xadd pexpire",
+            on=_write(keys.outcomes("*", "*", "*")),
+        ),
+        Grant(
+            purpose="one worker at a time looks after a rollout",
+            commands="set get",
+            on=_read_write(keys.conductor("*", "*")),
+        ),
         Grant(purpose="tell of ended jobs", commands="publish", on=(f"&{keys.notices('*')}",)),
         Grant(
             purpose="take messages, put them back, ring again, see whose turn is next",

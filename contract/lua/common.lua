@@ -8,10 +8,11 @@
 -- ARGV[3]  the tenant's channel of notices
 -- Scripts name what follows from KEYS[4] and ARGV[4] on.
 --
--- Some keys are not in KEYS. A template's waiting set is not known before its record is read; its
--- name is made here, beside KEYS[2], and not read from the record: a producer can write its
--- records, and a worker must not be led to write another tenant's keys. The tenant's limits may only
--- be read by those who submit, and a function's KEYS have to be writable by its caller.
+-- Some keys are not in KEYS. A template's waiting set and a rollout's outcomes are not known before
+-- the record is read; their names are made here, beside KEYS[2], and not read from the record: a
+-- producer can write its records, and a worker must not be led to write another tenant's keys. The
+-- tenant's limits may only be read by those who submit, and a function's KEYS have to be writable by
+-- its caller.
 --
 -- Time is the server's alone: workers' clocks may be minutes apart.
 
@@ -114,6 +115,15 @@ local function first_under(key, input_digest)
   end
   redis.call('HINCRBY', record, 'submits', 1)
   return {'existing', first, state, redis.call('HGET', record, 'queue')}
+end
+
+-- Tells how a job ended: `cache` is its cache state, `tokens` how many its completion has, `code` its
+-- error's. Cancelled and expired jobs say nothing of a version, nor does one that an operator gave
+-- its attempts again: that took hours.
+local function tell_outcome(state, now, cache, tokens, code)
+  if (state ~= 'succeeded' and state ~= 'failed') or get('revived') then return end
+  local taken = seconds(now - (get_number('created_at') or now))
+  tell_rollout('s', state, 'c', cache, 't', taken, 'n', tokens, 'e', code)
 end
 
 local function held(fence) return get('state') == 'running' and get('fence') == fence end
