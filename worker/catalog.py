@@ -13,7 +13,8 @@ from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
 from contract.types import VersionRef
-from templates.registry import Registry, read_names, read_refs
+from templates.registry import Registry
+from templates.stored import read_names, read_refs
 from templates.version import PublishedVersion
 
 log = get_logger(__name__)
