@@ -118,9 +118,7 @@ class JobAnswers:
             if version.spec.strict and served.entry is None and job.use_cache:
                 error = _not_verified(served.cache.reason)
                 return failed_with(error, cache=served.cache, tokens=len(request.ids))
-            request = replace(
-                request, entry=served.entry, should_stop=lambda: _engine_stop(lease)
-            )
+            request = replace(request, entry=served.entry, should_stop=lambda: _engine_stop(lease))
             engine_started_s = self._clock() - claimed_at
             answer = self._decode(version, request, served)
         return replace(

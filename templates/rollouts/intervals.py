@@ -62,9 +62,7 @@ def least_excess(sample: Moments, base: Moments, factor: float = 1.0) -> float:
     freedom = min(sample.count, base.count) - 1
     if freedom < 3:
         return -math.inf
-    error = math.sqrt(
-        sample.variance / sample.count + factor * factor * base.variance / base.count
-    )
+    error = math.sqrt(sample.variance / sample.count + factor * factor * base.variance / base.count)
     return sample.mean - factor * base.mean - _student(freedom) * error
 
 
