@@ -27,6 +27,7 @@ from templates.cli_tools import (
     open_registry,
     show_published,
 )
+from templates.rollouts.cli import history, rollout
 
 if TYPE_CHECKING:
     from contract.settings import Settings
@@ -209,5 +210,5 @@ def retire(settings: Settings, *, address: str, undo: bool, as_json: bool) -> No
         note(f"{template}@{number} {'takes jobs again' if undo else 'is retired'}")
 
 
-for _command in file_commands.ALL:
+for _command in (*file_commands.ALL, rollout, history):
     templates.add_command(_command)

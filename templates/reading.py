@@ -81,6 +81,24 @@ class Target:
         chosen = self.rollout.version_for(self.stable.tenant, key)
         return self.canary if chosen == self.canary.version else self.stable
 
+    def ref_of(
+        self, job_id: str, variables: Mapping[str, Any], sticky_key: str | None
+    ) -> VersionRef:
+        """The version of a job."""
+        if self.rollout is None:
+            return self.stable
+        key = self.rollout.key_of(variables) if sticky_key is None else sticky_key
+        return self.ref_for(job_id if key is None else key)
+
+    def refs_for(
+        self, variables: Mapping[str, Any], sticky_key: str | None
+    ) -> tuple[VersionRef, ...]:
+        """The versions that a job without an id may get."""
+        if self.rollout is None or self.canary is None:
+            return (self.stable,)
+        key = self.rollout.key_of(variables) if sticky_key is None else sticky_key
+        return (self.stable, self.canary) if key is None else (self.ref_for(key),)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
@@ -231,6 +249,13 @@ class RegistryReader:
             replace(_summary(self.get(ref), labels), retired=ref.version in retired)
             for ref in read_refs(tenant, name, digests)
         ]
+
+    def check_known(self, tenant: str, name: str) -> None:
+        """Raise NotFound for an unknown template."""
+        with errors_explained(self._settings):
+            count = self._count(tenant, name)
+        if count == 0:
+            raise self._not_found(TemplateAddress(tenant=tenant, name=name))
 
     def labels(self, tenant: str, name: str) -> dict[str, int]:
         """Label -> version number, sorted by label; empty for an unknown template.

@@ -8,7 +8,7 @@
 -- ARGV[3]  the tenant's channel of notices
 -- Scripts name what follows from KEYS[4] and ARGV[4] on.
 --
--- Three keys are not in KEYS. A template's waiting set and a rollout's outcomes are not known before
+-- Some keys are not in KEYS. A template's waiting set and a rollout's outcomes are not known before
 -- the record is read; their names are made here, beside KEYS[2], and not read from the record: a
 -- producer can write its records, and a worker must not be led to write another tenant's keys. The
 -- tenant's limits may only be read by those who submit, and a function's KEYS have to be writable by
@@ -100,6 +100,21 @@ local function tell_rollout(...)
   local stream = beside_queued('outcomes:' .. id .. ':' .. digest)
   redis.pcall('XADD', stream, 'MAXLEN', '~', '20000', '*', ...)
   redis.pcall('PEXPIRE', stream, '604800000')
+end
+
+-- What a submit under an idempotency key comes to when there was one before, else nil. The record of
+-- the key's first job is not in KEYS: its name differs from KEYS[1] in the last 32 characters only.
+local function first_under(key, input_digest)
+  local first = redis.call('GET', key)
+  if not first then return nil end
+  local record = string.sub(job.record, 1, -33) .. string.sub(first, -32)
+  local state = redis.call('HGET', record, 'state')
+  if not state then return nil end
+  if redis.call('HGET', record, 'input_digest') ~= input_digest then
+    return {'conflict', first, state}
+  end
+  redis.call('HINCRBY', record, 'submits', 1)
+  return {'existing', first, state, redis.call('HGET', record, 'queue')}
 end
 
 -- Tells how a job ended: `cache` is its cache state, `tokens` how many its completion has, `code` its

@@ -51,12 +51,17 @@ local function make_move()
     change = string.sub(change, 1, -2) .. (change ~= '{}' and ',' or '')
       .. '"rollout":' .. (rollout or 'null') .. '}'
   end
-  -- First of all writes: a Redis that is out of memory refuses this one, and nothing is written.
+  local parts = cjson.decode(ARGV[10])
+  local retired = string.sub(KEYS[1], 1, -#'revision' - 1) .. 'retired'
+  -- First of all writes are those that may be refused, to who has no right or to all when Redis is
+  -- out of memory: then nothing is written.
+  for number, so in pairs(parts.retired or {}) do
+    if so then redis.call('HSETNX', retired, number, now) end
+  end
   redis.call('XADD', KEYS[2], '*', 'revision', string.format('%d', ARGV[2] + 1), 'who', ARGV[5],
     'action', ARGV[6], 'from', ARGV[7], 'to', ARGV[8], 'why', ARGV[9], 'change', change,
     'token', ARGV[1])
   redis.call('INCR', KEYS[1])
-  local parts = cjson.decode(ARGV[10])
   for label, number in pairs(parts.labels or {}) do
     if number == cjson.null then
       redis.call('HDEL', KEYS[3], label)
@@ -64,9 +69,8 @@ local function make_move()
       redis.call('HSET', KEYS[3], label, string.format('%d', number))
     end
   end
-  local retired = string.sub(KEYS[1], 1, -#'revision' - 1) .. 'retired'
   for number, so in pairs(parts.retired or {}) do
-    if so then redis.call('HSETNX', retired, number, now) else redis.call('HDEL', retired, number) end
+    if not so then redis.call('HDEL', retired, number) end
   end
   if rollout then
     redis.call('SET', KEYS[4], rollout)

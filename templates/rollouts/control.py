@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import replace
 
+from contract.errors import InvalidInput
+from contract.ids import TemplateAddress
 from templates.reading import Sight
 from templates.registry import Registry
 from templates.rollouts import moves
@@ -22,26 +24,29 @@ class Rollouts:
     """
 
     def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+        self.registry = registry
 
     def get(self, tenant: str, name: str) -> Rollout | None:
         """The active one. Raises CodecError when it cannot be read."""
-        return self._registry.rollout(tenant, name)
+        return self.registry.rollout(tenant, name)
 
     def active(self, tenant: str) -> dict[str, Rollout]:
         """A tenant's active ones by template; what cannot be read is logged and left out."""
-        return self._registry.rollouts(tenant)
+        return self.registry.rollouts(tenant)
 
     def journal(self, tenant: str, name: str) -> list[Entry]:
         """All moves of a template, oldest first."""
-        return self._registry.journal(tenant, name)
+        return self.registry.journal(tenant, name)
 
     def start(
         self, tenant: str, name: str, plan: Plan, *, who: str | None = None, why: str = ""
     ) -> Rollout:
-        """Begin with the gates. Raises as `moves.start` does."""
+        """Begin with the gates. Raises as `moves.start` does, and InvalidInput for a sticky key
+        that no job can have.
+        """
+        self._check_sticky_key(tenant, name, plan)
         rollout_id = secrets.token_hex(8)
-        moved = self._registry.move(
+        moved = self.registry.move(
             tenant,
             name,
             lambda sight: moves.start(sight.state, plan, rollout_id=rollout_id, now=sight.now),
@@ -49,6 +54,20 @@ class Rollouts:
             why=why,
         )
         return _rollout(moved.after)
+
+    def _check_sticky_key(self, tenant: str, name: str, plan: Plan) -> None:
+        if plan.sticky_key is None:
+            return
+        address = TemplateAddress(tenant=tenant, name=name, selector=str(plan.stable))
+        version = self.registry.get(self.registry.resolve(address, with_retired=True))
+        schema = version.spec.input.json_schema
+        names = schema.get("properties", {})
+        if schema.get("additionalProperties") is False and plan.sticky_key not in names:
+            raise InvalidInput(
+                f"{version.ref} has no such variable for a sticky key",
+                given=plan.sticky_key,
+                expected=f"one of {', '.join(sorted(names))}"[:200],
+            )
 
     def pause(
         self,
@@ -60,7 +79,7 @@ class Rollouts:
         expect: Rollout | None = None,
     ) -> Rollout:
         """Hold the weights; the rollout as it is then. Raises NotFound and Conflict."""
-        moved = self._registry.move(
+        moved = self.registry.move(
             tenant, name, lambda sight: moves.pause(sight.state, expect=expect), who=who, why=why
         )
         return _rollout(moved.after)
@@ -75,7 +94,7 @@ class Rollouts:
         expect: Rollout | None = None,
     ) -> Rollout:
         """Go on; the rollout as it is then. Raises NotFound and Conflict."""
-        moved = self._registry.move(
+        moved = self.registry.move(
             tenant, name, lambda sight: moves.resume(sight.state, expect=expect), who=who, why=why
         )
         return _rollout(moved.after)
@@ -90,7 +109,7 @@ class Rollouts:
         expect: Rollout | None = None,
     ) -> Rollout:
         """The label moves to the canary; the rollout that is over. Raises NotFound, Conflict."""
-        moved = self._registry.move(
+        moved = self.registry.move(
             tenant, name, lambda sight: moves.promote(sight.state, expect=expect), who=who, why=why
         )
         return _rollout(moved.before)
@@ -114,7 +133,7 @@ class Rollouts:
                 return moves.clear(sight.state)
             return moves.abort(sight.state, expect=expect)
 
-        return self._registry.move(tenant, name, decide, who=who, why=why, mend=True).before.rollout
+        return self.registry.move(tenant, name, decide, who=who, why=why, mend=True).before.rollout
 
     def advance(
         self,
@@ -130,7 +149,7 @@ class Rollouts:
     ) -> Rollout:
         """The next phase; the rollout as it is then. Raises as `moves.advance` does."""
         found = tuple(findings)
-        moved = self._registry.move(
+        moved = self.registry.move(
             tenant,
             name,
             lambda sight: moves.advance(
@@ -149,7 +168,7 @@ class Rollouts:
         Returns the rollout with them, or None when it is not `expect` any more.
         """
         after = replace(expect, findings=tidy(findings))
-        return after if self._registry.note(tenant, name, expect, after) else None
+        return after if self.registry.note(tenant, name, expect, after) else None
 
 
 def _rollout(state: moves.TemplateState) -> Rollout:

@@ -102,6 +102,22 @@ def replay(entries: Iterable[Entry]) -> TemplateState:
     return state
 
 
+def end_of_rollout(entries: Iterable[Entry], rollout_id: str | None) -> Entry | None:
+    """With which entry a rollout ended; without an id, with which the last one did that has."""
+    begun, end = None, None
+    for entry in entries:
+        if "rollout" not in entry.change:
+            continue
+        plain = entry.change["rollout"]
+        if plain is not None:
+            begun = plain["id"]
+        elif rollout_id in (None, begun):
+            end = entry
+            if rollout_id is not None:
+                break
+    return end
+
+
 def applied(state: TemplateState, entry: Entry) -> TemplateState:
     """The state after one more entry."""
     change = entry.change
