@@ -17,6 +17,7 @@ from templates.cli_tools import (
     make_preparer,
     open_registry,
     show_published,
+    strict_option,
 )
 
 if TYPE_CHECKING:
@@ -26,14 +27,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @files_argument
+@strict_option
 @json_option
 @click.pass_context
-def lint(ctx: click.Context, *, files: tuple[Path, ...], as_json: bool) -> None:
+def lint(ctx: click.Context, *, files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
     """Say what is wrong with each FILE, or makes its cached prefix less useful.
 
-    Errors give exit status 5, warnings do not.
+    Errors give exit status 5, warnings only with --strict.
     """
-    from templates.lint import errors_of
+    from templates.finding import errors_of
 
     preparer = make_preparer(ctx.obj)
     found = {str(path): preparer.lint(path) for path in files}
@@ -53,9 +55,10 @@ def lint(ctx: click.Context, *, files: tuple[Path, ...], as_json: bool) -> None:
     else:
         for name, findings in found.items():
             for finding in findings:
-                click.echo(one_line(f"{name}: {finding}"))
+                place = name if finding.line is None else f"{name}:{finding.line}"
+                click.echo(one_line(f"{place}: {finding}"))
         note(f"{len(files)} file(s), {errors} error(s), {total - errors} warning(s)")
-    if errors:
+    if errors or (strict and total):
         ctx.exit(TemplateRefused.exit_code)
 
 
@@ -153,8 +156,8 @@ def export(
 def import_command(settings: Settings, *, files: tuple[Path, ...], as_json: bool) -> None:
     """Publish exported FILEs: versions in their order, then labels."""
     from templates.prepare import import_bundles
-    from templates.spec import load_documents
     from templates.transfer import parse_bundle
+    from templates.yaml_source import load_documents
 
     bundles = [parse_bundle(load_documents(path), source=str(path)) for path in files]
     registry = open_registry(settings)
