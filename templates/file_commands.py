@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from contract.console import emit_json, emit_text, json_option, note, one_line, option
-from contract.errors import InvalidInput, ModelError, TemplateRefused
-from contract.files import is_file, write_text
+from contract.console import emit_json, json_option, note, one_line, option
+from contract.errors import InvalidInput, TemplateRefused
+from contract.files import write_text
 from contract.ids import parse_address
 from templates.cli_tools import (
     check_no_selector,
@@ -22,7 +22,6 @@ from templates.cli_tools import (
 
 if TYPE_CHECKING:
     from contract.settings import Settings
-    from templates.diff import Side
 
 
 @click.command()
@@ -60,53 +59,6 @@ def lint(ctx: click.Context, *, files: tuple[Path, ...], strict: bool, as_json: 
         note(f"{len(files)} file(s), {errors} error(s), {total - errors} warning(s)")
     if errors or (strict and total):
         ctx.exit(TemplateRefused.exit_code)
-
-
-@click.command()
-@click.argument("before")
-@click.argument("after")
-@json_option
-@click.pass_obj
-def diff(settings: Settings, *, before: str, after: str, as_json: bool) -> None:
-    """Compare two versions, each an address or a file."""
-    from templates.diff import diff_sides
-
-    difference = diff_sides(_side(settings, before), _side(settings, after))
-    if as_json:
-        emit_json({"before": before, "after": after, **difference.to_dict()})
-        return
-    for line in difference.text:
-        emit_text(line)
-    for name, (old, new) in difference.generation.items():
-        note(f"generation.{name}: {old} -> {new}")
-    change = difference.prefix
-    if change is None:
-        note("prefix: not compared, since a model is not at hand")
-    elif change.same:
-        note(f"prefix: the same {change.before} tokens")
-    else:
-        note(
-            f"prefix: {change.before} -> {change.after} tokens, the first {change.shared} shared, "
-            f"{change.removed} removed, {change.added} added"
-        )
-
-
-def _side(settings: Settings, text: str) -> Side:
-    from templates.diff import Side
-    from templates.spec import load_spec
-
-    path = Path(text)
-    if path.suffix in {".yaml", ".yml"} or is_file(path):
-        spec = load_spec(path)
-        try:
-            compiled = make_preparer(settings).prepare(spec).compiled
-        except (ModelError, TemplateRefused) as error:
-            note(f"{text} is compared as text only: {error}")
-            return Side(name=text, spec=spec)
-        return Side(name=text, spec=spec, prefix_ids=compiled.prefix_ids)
-    registry = open_registry(settings)
-    version = registry.get(registry.resolve(parse_address(text), with_retired=True))
-    return Side(name=str(version.ref), spec=version.spec, prefix_ids=version.compiled.prefix_ids)
 
 
 @click.command()
@@ -165,4 +117,4 @@ def import_command(settings: Settings, *, files: tuple[Path, ...], as_json: bool
     show_published(registry, published, as_json=as_json)
 
 
-ALL = (lint, diff, export, import_command)
+ALL = (lint, export, import_command)
