@@ -58,8 +58,8 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
     "messages": (
         "Messages",
         (
-            "The prompt's turns in order. Put what is the same for every job first and the variables "
-            "last: up to the first variable all is computed once."
+            "The prompt's turns in order. Put what is the same for every job first and the "
+            "variables last: up to the first variable all is computed once."
         ),
     ),
     "input": ("Input", "What a job must give."),
@@ -69,8 +69,8 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
     "samples": (
         "Samples",
         (
-            "Inputs to try the template on: at publish, at a worker's first prefill, and in the gates "
-            "of a rollout, which also look at the expected answers."
+            "Inputs to try the template on: at publish, at a worker's first prefill, and in the "
+            "gates of a rollout, which also look at the expected answers."
         ),
     ),
     "strict": ("Strict", "true: a job whose prefix does not verify fails, never runs uncached."),
@@ -82,8 +82,8 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
     "InputSpec.schema": (
         "Schema of the variables",
         (
-            "JSON Schema, draft 2020-12, of type object. Each variable that a message uses is one of "
-            "its properties, and required."
+            "JSON Schema, draft 2020-12, of type object. Each variable that a message uses is one "
+            "of its properties, and required."
         ),
     ),
     "OutputSpec.choices": (

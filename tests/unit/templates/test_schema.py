@@ -65,9 +65,7 @@ VALID = {
 # Refused by both, for the same reason.
 BROKEN = {
     "no mapping": [],
-    **{
-        f"no {field}": _without(field) for field in ("tenant", "name", "model", "messages", "input")
-    },
+    **{f"no {part}": _without(part) for part in ("tenant", "name", "model", "messages", "input")},
     "a field too many": _changed(prompt="x"),
     "a tenant that is no name": _changed(tenant="Acme Ltd"),
     "a name with a slash": _changed(name="a/b"),
