@@ -19,7 +19,7 @@ from contract.console import (
 )
 from contract.errors import InvalidInput
 from contract.ids import parse_address
-from templates import diff_command, file_commands
+from templates import diff_command, file_commands, source_commands
 from templates.cli_tools import (
     check_no_selector,
     files_argument,
@@ -215,5 +215,5 @@ def retire(settings: Settings, *, address: str, undo: bool, as_json: bool) -> No
         note(f"{template}@{number} {'takes jobs again' if undo else 'is retired'}")
 
 
-for _command in (*file_commands.ALL, diff_command.diff):
+for _command in (*file_commands.ALL, diff_command.diff, *source_commands.ALL):
     templates.add_command(_command)

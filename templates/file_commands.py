@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from contract.console import emit_json, json_option, note, one_line, option
-from contract.errors import InvalidInput, TemplateRefused
+from contract.errors import InvalidInput, NotFound, TemplateRefused
 from contract.files import write_text
-from contract.ids import parse_address
+from contract.ids import TemplateAddress, check_name, parse_address
 from templates.cli_tools import (
     check_no_selector,
     files_argument,
@@ -22,6 +22,7 @@ from templates.cli_tools import (
 
 if TYPE_CHECKING:
     from contract.settings import Settings
+    from templates.registry import Registry
 
 
 @click.command()
@@ -71,34 +72,92 @@ def lint(ctx: click.Context, *, files: tuple[Path, ...], strict: bool, as_json: 
     is_flag=True,
     help="All versions and labels, as one file.",
 )
+@option(
+    "--dir",
+    "folder",
+    envvar="PREFILLQ_TEMPLATES_EXPORT_DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="All templates of the tenant ADDRESS, as bundles DIR/TENANT/NAME.yaml.",
+)
 @json_option
 @click.pass_obj
 def export(
-    settings: Settings, *, address: str, output: Path | None, everything: bool, as_json: bool
+    settings: Settings,
+    *,
+    address: str,
+    output: Path | None,
+    everything: bool,
+    folder: Path | None,
+    as_json: bool,
 ) -> None:
-    """Write the version at ADDRESS as a template file, or with --all a bundle to import."""
-    from templates.transfer import bundle_text, spec_text
+    """Write the version at ADDRESS as a template file, or with --all a bundle to import.
 
+    With --dir, ADDRESS is a tenant. What is written then can be read by import and by sync.
+    """
     registry = open_registry(settings)
+    if folder is not None:
+        if everything or output is not None:
+            raise click.UsageError("--dir writes files of its own; leave --all and --output out")
+        paths = [str(path) for path in _export_all(registry, check_name("tenant", address), folder)]
+        if as_json:
+            emit_json({"tenant": address, "files": paths})
+        else:
+            note(f"{len(paths)} template(s) written below {folder}")
+        return
     parsed = parse_address(address)
     if everything:
         check_no_selector(parsed)
-        versions = registry.versions(parsed.tenant, parsed.name)
-        places = {label: n for n, item in enumerate(versions) for label in item.labels}
-        text = bundle_text([registry.get(item.ref).spec for item in versions], places)
+        text = _bundle(registry, parsed.tenant, parsed.name)
     else:
-        text = spec_text(registry.get(registry.resolve(parsed, with_retired=True)).spec)
+        text = _version(registry, parsed)
     if output is not None:
-        try:
-            write_text(output, text)
-        except OSError as error:
-            raise InvalidInput(
-                "the file cannot be written", given=f"{output}: {error.strerror}"
-            ) from error
+        _write(output, text)
     if as_json:
         emit_json({"address": address, "output": output and str(output), "yaml": text})
     elif output is None:
         click.echo(text, nl=False)
+
+
+def _export_all(registry: Registry, tenant: str, folder: Path) -> list[Path]:
+    found = registry.list_templates(tenant)
+    if not found:
+        raise NotFound(
+            "no such tenant, or it has no templates",
+            given=tenant,
+            remedy="See 'prefillq templates list'.",
+        )
+    texts = {template.name: _bundle(registry, tenant, template.name) for template in found}
+    paths = []
+    for name, text in texts.items():
+        path = folder / tenant / f"{name}.yaml"
+        _write(path, text, make_folder=True)
+        paths.append(path)
+    return paths
+
+
+def _version(registry: Registry, address: TemplateAddress) -> str:
+    from templates.transfer import spec_text
+
+    return spec_text(registry.get(registry.resolve(address, with_retired=True)).spec)
+
+
+def _bundle(registry: Registry, tenant: str, name: str) -> str:
+    from templates.transfer import bundle_text
+
+    versions = registry.versions(tenant, name)
+    places = {label: n for n, item in enumerate(versions) for label in item.labels}
+    return bundle_text([registry.get(item.ref).spec for item in versions], places)
+
+
+def _write(path: Path, text: str, *, make_folder: bool = False) -> None:
+    try:
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise InvalidInput(
+            "the file cannot be written", given=f"{path}: {error.strerror}"
+        ) from error
 
 
 @click.command(name="import")

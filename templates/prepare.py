@@ -45,6 +45,10 @@ class Preparer:
         self._strict = strict
         self._tokenizers: dict[str, TemplateTokenizer] = {}
 
+    def model(self, spec: TemplateSpec) -> ModelFolder:
+        """The model that a spec names. Raises ModelError."""
+        return find_model(spec.model, self._settings)
+
     def tokenizer(self, model: ModelFolder) -> TemplateTokenizer:
         if model.tokenizer_digest not in self._tokenizers:
             self._tokenizers[model.tokenizer_digest] = TemplateTokenizer.load(model.path)
@@ -105,7 +109,7 @@ class Preparer:
         if errors_of(findings):
             # A sample that does not fit would only be refused once more.
             return None, findings
-        model = find_model(spec.model, self._settings)
+        model = self.model(spec)
         tokenizer = self.tokenizer(model)
         findings += lint_control_tokens(spec, tokenizer)
         if errors_of(findings):
