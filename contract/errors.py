@@ -123,6 +123,12 @@ class Conflict(PrefillqError):
     exit_code = 7
 
 
+class TemplateMoved(Conflict):
+    """The template was changed while a job of it was being submitted. Nothing was enqueued."""
+
+    code = "template_moved"
+
+
 class OverLimit(Conflict):
     """The tenant may not have more at the moment. Nothing was enqueued.
 

@@ -6,12 +6,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from contract.described import describe
-from contract.errors import Conflict, InvalidInput, NotFound, OverLimit, PrefillqError
+from contract.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    OverLimit,
+    PrefillqError,
+    TemplateMoved,
+)
+from contract.ids import check_name
 from contract.types import Job, JobError, JobState, Result, Timings
 
 Refusal = Literal[
@@ -23,6 +31,8 @@ Held = tuple[str, int]  # a claimed job's id and its fence
 
 MAX_DEADLINE_S = 366 * 86_400.0
 MAX_KEY_CHARS = 256
+MAX_SCORES = 16  # of one job
+_MAX_SCORE = 1e12
 # A record outlives its deadline by this and the result's TTL, so that a late commit finds it.
 COMMIT_GRACE_S = 3600.0
 
@@ -36,6 +46,8 @@ class Submission:
     idempotency_key: str | None = None
     deadline_s: float | None = None  # from submit; None means `Settings.default_deadline_s`
     max_queue: int | None = None  # jobs of this template that may wait at once
+    # The template's when the version was chosen; None when the caller named a version.
+    revision: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +97,7 @@ class JobView:
     result: Result | None  # set exactly when `state.ended`
     cancel_requested: bool
     dead: bool = False  # it failed with its last attempt, and waits for an operator
+    scores: Mapping[str, float] = field(default_factory=dict)  # see `JobStore.score`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,16 +142,25 @@ class JobStore(Protocol):
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         max_queue: int | None = None,
+        revision: int | None = None,
     ) -> Submitted:
         """Write a `queued` record, or find the one first written under the key.
 
         Raises Conflict when the key was used with other input or the queue is full, OverLimit
-        when the tenant has as much as it may.
+        when the tenant has as much as it may, TemplateMoved when the template has another revision
+        by now or, without one, when the version was retired.
         """
         ...
 
     def submit_many(self, submissions: Sequence[Submission]) -> list[Submitted | PrefillqError]:
         """As `submit` for each, in few round trips; a refusal stands in its place, not raised."""
+        ...
+
+    def find(self, tenant: str, key: str, input_digest: str) -> Submitted | None:
+        """The job first written under the key, as a submit of that input would find it.
+
+        Raises Conflict when the key was used with other input.
+        """
         ...
 
     def withdraw(self, job_id: str, *, idempotency_key: str | None = None) -> bool:
@@ -217,6 +239,13 @@ class JobStore(Protocol):
         """Erase a dead job. Raises NotFound, and Conflict when it is not dead."""
         ...
 
+    def pinned(self, tenant: str, template: str) -> dict[int, int]:
+        """Version -> how many jobs of it have not ended; versions without such jobs are left out.
+
+        Jobs that are claimed or put back while this counts may be missed.
+        """
+        ...
+
     def release(self, job_id: str, fence: int) -> bool:
         """Put a running job back in the queue; the attempt does not count. False if lost."""
         ...
@@ -230,6 +259,14 @@ class JobStore(Protocol):
 
     def get(self, job_id: str) -> JobView:
         """The record. Raises NotFound when there is none, or no more."""
+        ...
+
+    def score(self, job_id: str, name: str, value: float) -> None:
+        """Say how good the answer of a job is; the last value of a name counts.
+
+        Raises InvalidInput for what is no name or number, NotFound, and Conflict for a job that
+        has not succeeded or has `MAX_SCORES` others.
+        """
         ...
 
     def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
@@ -272,6 +309,12 @@ def _usable_key(key: object) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in key)
 
 
+def outcome_of(result: Result) -> tuple[str, int, str]:
+    """Cache state, completion tokens and error code: what a rollout keeps of a result."""
+    code = "" if result.error is None else result.error.code
+    return str(result.cache.state), result.usage.completion_tokens, code
+
+
 def check_ended(result: Result) -> None:
     """Raise InvalidInput for a result whose status is no end."""
     if not result.status.ended:
@@ -292,6 +335,7 @@ def end_without_result(job: Job, state: JobState, worker: str, finished_at: floa
             timings=Timings(total_s=max(0.0, finished_at - job.created_at)),
             worker=worker,
             attempt=job.attempt,
+            rollout=job.rollout,
             error=JobError(
                 code="attempts_exhausted",
                 message=f"{job.attempt} attempts began and none ended: their workers died",
@@ -317,6 +361,7 @@ def end_without_result(job: Job, state: JobState, worker: str, finished_at: floa
         worker=worker,
         attempt=job.attempt,
         error=error,
+        rollout=job.rollout,
     )
 
 
@@ -373,6 +418,43 @@ def queue_full(job: Job, limit: int) -> Conflict:
     )
 
 
+def template_moved(job: Job) -> TemplateMoved:
+    return TemplateMoved(
+        f"{job.ref.tenant}/{job.ref.template} was changed while a job of it was submitted",
+        given=f"version {job.ref.version}",
+        remedy="Submit again.",
+    )
+
+
+def check_score(name: str, value: float) -> float:
+    """The value to 12 decimals. Raises InvalidInput for what is no score."""
+    check_name("score", name)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not abs(value) <= _MAX_SCORE:  # NaN is not
+        raise InvalidInput(
+            f"the score {name} cannot be used",
+            given=f"{value!r:.40}" if number else describe(value),
+            expected=f"a number from -{_MAX_SCORE:g} to {_MAX_SCORE:g}",
+        )
+    return round(float(value), 12)
+
+
+def not_succeeded(job_id: str, state: JobState) -> Conflict:
+    return Conflict(
+        "only an answer can be scored",
+        given=f"{job_id}, which is {state}",
+        expected="a job that succeeded",
+    )
+
+
+def too_many_scores(job_id: str) -> Conflict:
+    return Conflict(
+        "the job has too many scores",
+        given=f"one more of {job_id}",
+        expected=f"at most {MAX_SCORES} names",
+    )
+
+
 def check_limits(limits: TenantLimits) -> None:
     """Raise InvalidInput for what is no limit."""
     rate, counts = limits.rate_per_s, (limits.max_queued, limits.max_running)
@@ -395,7 +477,7 @@ def over_queued(tenant: str, limit: int) -> OverLimit:
 def over_rate(tenant: str, retry_after_s: float) -> OverLimit:
     return OverLimit(
         f"{tenant} submits faster than it may",
-        remedy=f"Submit again in {retry_after_s:.3g} s.",
+        remedy=f"Submit again in {retry_after_s:.{0 if retry_after_s >= 100 else 2}f} s.",
         retry_after_s=retry_after_s,
     )
 

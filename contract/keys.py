@@ -99,6 +99,49 @@ def retired(tenant: str, template: str) -> str:
     return f"pq:{tenant}:template:{template}:retired"
 
 
+def revision(tenant: str, template: str) -> str:
+    """String: how often labels, retired versions, versions or the rollout were changed."""
+    return f"pq:{tenant}:template:{template}:revision"
+
+
+def rollout(tenant: str, template: str) -> str:
+    """String: the template's active rollout, JSON (`templates.rollouts.plain`)."""
+    return f"pq:{tenant}:template:{template}:rollout"
+
+
+def journal(tenant: str, template: str) -> str:
+    """Stream: every change that `revision` counts, oldest first (`templates.rollouts.journal`)."""
+    return f"pq:{tenant}:template:{template}:journal"
+
+
+def rollouts(tenant: str) -> str:
+    """Set: names of the tenant's templates with an active rollout."""
+    return f"pq:{tenant}:rollouts"
+
+
+def outcomes(tenant: str, rollout_id: str, digest: str) -> str:
+    """Stream with an expiry: how a rollout's jobs of one version ended, and how they were scored.
+
+    Written by contract/lua/common.lua, where its name is made too.
+    """
+    return f"pq:{tenant}:outcomes:{rollout_id}:{digest}"
+
+
+def shadow(tenant: str, rollout_id: str) -> str:
+    """List with an expiry: ids of jobs that the canary is to answer too."""
+    return f"pq:{tenant}:shadow:{rollout_id}"
+
+
+def shadowed(tenant: str, rollout_id: str) -> str:
+    """Stream with an expiry: both versions' answers to those jobs."""
+    return f"pq:{tenant}:shadowed:{rollout_id}"
+
+
+def conductor(tenant: str, template: str) -> str:
+    """String with an expiry: the worker that looks after a template's rollout now."""
+    return f"pq:_conductor:{tenant}/{template}"
+
+
 def worker(worker_id: str) -> str:
     """String with an expiry: what the worker last reported, msgpack."""
     return f"pq:_worker:{worker_id}"

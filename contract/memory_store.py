@@ -9,14 +9,17 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 
+from contract import keys
 from contract.codec import pack, unpack
 from contract.errors import PrefillqError
 from contract.ids import tenant_of
 from contract.job_store import (
     COMMIT_GRACE_S,
+    MAX_SCORES,
     Claimed,
     Doorbell,
     Held,
@@ -33,19 +36,26 @@ from contract.job_store import (
     already_ended,
     check_ended,
     check_limits,
+    check_score,
     check_submission,
     end_without_result,
     fit_result,
     key_taken,
     no_such_job,
     not_dead,
+    not_succeeded,
+    outcome_of,
     over_queued,
     over_rate,
     queue_full,
+    template_moved,
+    too_many_scores,
     with_commit_time,
 )
 from contract.settings import Settings
 from contract.types import Job, JobState, Result
+
+_OUTCOMES = (JobState.SUCCEEDED, JobState.FAILED)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,10 +72,12 @@ class _Record:
     not_before: float = 0.0
     ended_attempt: int = 0
     dead: bool = False
+    revived: bool = False
     cancel_requested: bool = False
     result: Result | None = None
     commit_s: float = 0.0
     finished_at: float | None = None
+    scores: dict[str, float] = field(default_factory=dict)
 
 
 class MemoryJobStore:
@@ -79,8 +91,12 @@ class MemoryJobStore:
         self._first_of_key: dict[tuple[str, str], str] = {}  # (tenant, idempotency key) -> job id
         self._streams: list[_MemoryNotices] = []
         self._limits: dict[str, TenantLimits] = {}
+        # (tenant, template) -> revision and retired versions
+        self._templates: dict[tuple[str, str], tuple[int, frozenset[int]]] = {}
         self._buckets: dict[str, tuple[float, float]] = {}  # tokens, and when that was
         self._held_back: dict[str, None] = {}  # job ids held back by a limit, in order of submit
+        # As the streams of that name: what was noted of a rollout's jobs, oldest first.
+        self.outcomes: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
 
     def submit(
         self,
@@ -90,6 +106,7 @@ class MemoryJobStore:
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         max_queue: int | None = None,
+        revision: int | None = None,
     ) -> Submitted:
         outcome = self._submit(
             Submission(
@@ -98,6 +115,7 @@ class MemoryJobStore:
                 idempotency_key=idempotency_key,
                 deadline_s=deadline_s,
                 max_queue=max_queue,
+                revision=revision,
             )
         )
         if isinstance(outcome, PrefillqError):
@@ -122,6 +140,8 @@ class MemoryJobStore:
                     return key_taken(first_id)
                 first.submits += 1
                 return _submitted(first, created=False)
+            if self._moved(submission):
+                return template_moved(job)
             limit = submission.max_queue
             if limit is not None and self._waiting(job, now) >= limit:
                 return queue_full(job, limit)
@@ -154,6 +174,30 @@ class MemoryJobStore:
             if key is not None:
                 self._first_of_key[tenant, key] = job.id
         return _submitted(record, created=True)
+
+    def template_moved(
+        self, tenant: str, template: str, revision: int, *, retired: Collection[int] = ()
+    ) -> None:
+        """What the registry's moves write in Redis, where the other store reads it."""
+        with self._lock:
+            self._templates[tenant, template] = (revision, frozenset(retired))
+
+    def _moved(self, submission: Submission) -> bool:
+        ref = submission.job.ref
+        revision, retired = self._templates.get((ref.tenant, ref.template), (0, frozenset()))
+        if submission.revision is None:
+            return ref.version in retired
+        return submission.revision != revision
+
+    def find(self, tenant: str, key: str, input_digest: str) -> Submitted | None:
+        with self._lock:
+            first = self._live(self._first_of_key.get((tenant, key), ""))
+            if first is None:
+                return None
+            if first.input_digest != input_digest:
+                raise key_taken(first.job.id)
+            first.submits += 1
+            return _submitted(first, created=False)
 
     def withdraw(self, job_id: str, *, idempotency_key: str | None = None) -> bool:
         tenant = tenant_of(job_id)
@@ -199,6 +243,7 @@ class MemoryJobStore:
             return "delayed"
         if record.job.attempt >= self._settings.max_attempts:
             self._bury(record)
+            self._note_outcome(record, ("", 0, "attempts_exhausted"))
             return "dead"
         tenant = record.job.ref.tenant
         limit = self._limits.get(tenant, TenantLimits()).max_running
@@ -246,6 +291,7 @@ class MemoryJobStore:
                 return result if written else None
             record.result = result
             self._finish(record, result.status)
+            self._note_outcome(record, outcome_of(result))
         return result
 
     def note_commit(self, job_id: str, fence: int, commit_s: float) -> Doorbell | None:
@@ -315,6 +361,7 @@ class MemoryJobStore:
             if record.job.attempt >= self._settings.max_attempts:
                 record.result = result
                 self._bury(record)
+                self._note_outcome(record, outcome_of(result))
             else:
                 record.not_before = record.ring_at = self._clock() + delay_s
                 record.ended_attempt = fence
@@ -343,12 +390,19 @@ class MemoryJobStore:
             record.state, record.dead, record.cancel_requested = JobState.QUEUED, False, False
             record.result, record.finished_at, record.commit_s = None, None, 0.0
             record.not_before, record.ended_attempt, record.worker = 0.0, 0, ""
+            record.revived = True
             return record.job.queue
 
     def drop(self, job_id: str) -> None:
         with self._lock:
             self._dead(job_id)
             del self._records[job_id]
+
+    def pinned(self, tenant: str, template: str) -> dict[int, int]:
+        with self._lock:
+            unfinished = self._of(tenant, JobState.QUEUED) + self._of(tenant, JobState.RUNNING)
+            refs = [record.job.ref for record in unfinished]
+            return dict(Counter(ref.version for ref in refs if ref.template == template))
 
     def release(self, job_id: str, fence: int) -> bool:
         with self._lock:
@@ -384,6 +438,7 @@ class MemoryJobStore:
             result = record.result
             if result is not None:
                 result = with_commit_time(result, record.commit_s)
+                result = replace(result, rollout=record.job.rollout)
             elif record.finished_at is not None:
                 result = end_without_result(
                     record.job, record.state, record.worker, record.finished_at
@@ -396,7 +451,25 @@ class MemoryJobStore:
                 result=result,
                 cancel_requested=record.cancel_requested,
                 dead=record.dead,
+                scores=dict(sorted(record.scores.items())),
             )
+
+    def score(self, job_id: str, name: str, value: float) -> None:
+        value = check_score(name, value)
+        tenant_of(job_id)
+        with self._lock:
+            record, _ = self._settled(job_id)
+            if record is None:
+                raise no_such_job(job_id)
+            if record.state is not JobState.SUCCEEDED:
+                raise not_succeeded(job_id, record.state)
+            if name not in record.scores and len(record.scores) >= MAX_SCORES:
+                raise too_many_scores(job_id)
+            record.scores[name] = value
+            if record.job.rollout:
+                self._outcomes_of(record.job).append(
+                    {"score": name, "value": str(value), "job": job_id[-32:]}
+                )
 
     def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
         with self._lock:
@@ -477,6 +550,23 @@ class MemoryJobStore:
         record.expires_at = now + self._settings.result_ttl_s
         for stream in self._streams:
             stream.put(record.job.ref.tenant, record.job.id)
+
+    def _note_outcome(self, record: _Record, outcome: tuple[str, int, str]) -> None:
+        job, (cache, tokens, code) = record.job, outcome
+        if not job.rollout or record.revived or record.state not in _OUTCOMES:
+            return
+        self._outcomes_of(job).append(
+            {
+                "s": str(record.state),
+                "c": cache,
+                "t": f"{self._clock() - job.created_at:.6f}",
+                "n": str(tokens),
+                "e": code,
+            }
+        )
+
+    def _outcomes_of(self, job: Job) -> list[dict[str, str]]:
+        return self.outcomes[keys.outcomes(job.ref.tenant, job.rollout, job.ref.digest)]
 
     def _waiting(self, job: Job, now: float) -> int:
         return sum(

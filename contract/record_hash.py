@@ -2,10 +2,12 @@
 
 - what was asked: `template`, `version`, `digest`, `input` (msgpack), `input_digest`, `use_cache`,
   `queue` (where to ring)
+- how the version was chosen: `revision` (of the template at submit), `rollout` (its id, if one did)
 - when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
 - who runs it: `attempt`, `fence`, `worker`, `lease_until`, `claim_token`
 - when it failed and may be tried again: `not_before`, `ended_attempt` (the fence of that attempt)
-- how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`, `dead`
+- how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`, `dead`, `revived`
+- what the answer was worth: `score:<name>`
 - book-keeping: `submits`
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from contract.codec import pack, unpack
@@ -24,6 +27,7 @@ from contract.types import Job, JobState, Result, VersionRef
 
 Hash = Mapping[bytes, bytes]
 
+_SCORE = b"score:"
 _WHOLE = re.compile(rb"-?[0-9]{1,18}")
 _NUMBER = re.compile(rb"-?[0-9]{1,18}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?")
 
@@ -43,6 +47,7 @@ def asked(job: Job) -> list[str | bytes | int]:
         int(job.use_cache),
         "input",
         pack(job.variables),
+        *(["rollout", job.rollout] if job.rollout else []),
     ]
 
 
@@ -75,6 +80,7 @@ def _job_of(job_id: str, record: Hash) -> Job:
         deadline_at=number(record, b"deadline_at"),
         attempt=whole(record, b"attempt"),
         fence=whole(record, b"fence"),
+        rollout=text(record.get(b"rollout", b"")),
     )
 
 
@@ -120,6 +126,7 @@ def _view_of(job_id: str, record: Hash) -> JobView:
         result = with_commit_time(
             result, number(record, b"commit_s") if b"commit_s" in record else 0.0
         )
+        result = replace(result, rollout=job.rollout)
     elif finished_at is not None:
         result = end_without_result(job, state, worker, finished_at)
     return JobView(
@@ -130,6 +137,11 @@ def _view_of(job_id: str, record: Hash) -> JobView:
         result=result,
         cancel_requested=record.get(b"cancel_requested") == b"1",
         dead=record.get(b"dead") == b"1",
+        scores={
+            text(name.removeprefix(_SCORE)): number(record, name)
+            for name in sorted(record)
+            if name.startswith(_SCORE)
+        },
     )
 
 

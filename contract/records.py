@@ -19,9 +19,10 @@ from contract import keys
 from contract.codec import pack
 from contract.described import describe
 from contract.errors import InvalidInput, PrefillqError
-from contract.ids import tenant_of
+from contract.ids import new_job_id, tenant_of
 from contract.job_store import (
     COMMIT_GRACE_S,
+    MAX_SCORES,
     Claimed,
     Doorbell,
     Held,
@@ -39,15 +40,21 @@ from contract.job_store import (
     already_ended,
     check_ended,
     check_limits,
+    check_score,
     check_submission,
     fit_result,
     key_taken,
     no_such_job,
     not_dead,
+    not_succeeded,
+    outcome_of,
     over_queued,
     over_rate,
     queue_full,
+    template_moved,
+    too_many_scores,
 )
+from contract.pinned import count_pinned
 from contract.record_hash import asked, job_of, pairs, state_of, view_of
 from contract.redis_client import Client, errors_explained, text
 from contract.scripts import ScriptLibrary, Scripts
@@ -72,6 +79,7 @@ T = TypeVar("T")
 
 _SCRIPTS = (
     "submit",
+    "find",
     "withdraw",
     "claim",
     "renew",
@@ -83,6 +91,7 @@ _SCRIPTS = (
     "revive",
     "drop",
     "cancel",
+    "score",
     "state",
 )
 # What works in a full Redis too: it writes little, and then frees memory.
@@ -125,6 +134,7 @@ class RedisJobStore:
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
         max_queue: int | None = None,
+        revision: int | None = None,
     ) -> Submitted:
         submission = Submission(
             job=job,
@@ -132,6 +142,7 @@ class RedisJobStore:
             idempotency_key=idempotency_key,
             deadline_s=deadline_s,
             max_queue=max_queue,
+            revision=revision,
         )
         [outcome] = self.submit_many([submission])
         if isinstance(outcome, PrefillqError):
@@ -168,6 +179,8 @@ class RedisJobStore:
             "" if submission.max_queue is None else submission.max_queue,
             submission.input_digest,
             self._settings.lease_s,
+            "" if submission.revision is None else submission.revision,
+            job.ref.version,
             *asked(job),
             more_keys=[
                 keys.waiting(tenant, template),
@@ -176,6 +189,25 @@ class RedisJobStore:
             ],
             pipe=pipe,
         )
+
+    def find(self, tenant: str, key: str, input_digest: str) -> Submitted | None:
+        with errors_explained(self._settings):
+            reply = self._run(
+                "find",
+                new_job_id(tenant),  # of no job: beside its record are those of all others
+                input_digest,
+                more_keys=[keys.idempotency(tenant, key)],
+            )
+        match [text(part) for part in reply]:
+            case ["none"]:
+                return None
+            case ["conflict", job_id, _]:
+                raise key_taken(job_id)
+            case ["existing", job_id, state, queue]:
+                return Submitted(
+                    job_id=job_id, created=False, state=state_of(job_id, state), queue=queue
+                )
+        raise _unexpected("find", reply)
 
     def withdraw(self, job_id: str, *, idempotency_key: str | None = None) -> bool:
         more_keys = (
@@ -240,7 +272,9 @@ class RedisJobStore:
         if fitting is not result:
             packed = pack(fitting.to_dict())
         with errors_explained(self._settings):
-            done = self._run("commit", result.job_id, fence, str(fitting.status), packed)
+            done = self._run(
+                "commit", result.job_id, fence, str(fitting.status), packed, *outcome_of(fitting)
+            )
         return fitting if done else None
 
     def note_commit(self, job_id: str, fence: int, commit_s: float) -> Doorbell | None:
@@ -336,6 +370,7 @@ class RedisJobStore:
                 self._settings.max_attempts,
                 self._dead_ms,
                 pack(result.to_dict()),
+                *outcome_of(result),
                 more_keys=[keys.dead(tenant_of(result.job_id))],
             )
         return None if reply is None else JobState(text(reply))
@@ -377,6 +412,10 @@ class RedisJobStore:
                 raise no_such_job(job_id)
         raise _unexpected(script, reply)
 
+    def pinned(self, tenant: str, template: str) -> dict[int, int]:
+        with errors_explained(self._settings):
+            return count_pinned(self._client, tenant, template)
+
     def release(self, job_id: str, fence: int) -> bool:
         with errors_explained(self._settings):
             return bool(self._run("release", job_id, fence))
@@ -402,6 +441,21 @@ class RedisJobStore:
         if not record:
             raise no_such_job(job_id)
         return view_of(job_id, record)
+
+    def score(self, job_id: str, name: str, value: float) -> None:
+        value = check_score(name, value)
+        with errors_explained(self._settings):
+            reply = [text(part) for part in self._run("score", job_id, name, value, MAX_SCORES)]
+        match reply:
+            case ["scored"]:
+                return
+            case ["full"]:
+                raise too_many_scores(job_id)
+            case ["not_succeeded", state]:
+                raise not_succeeded(job_id, state_of(job_id, state))
+            case ["not_found"]:
+                raise no_such_job(job_id)
+        raise _unexpected("score", reply)
 
     def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
         replies: list[Any] = []
@@ -547,6 +601,8 @@ def _queue(field: object, tenant: str) -> str | None:
 
 def _submitted(submission: Submission, reply: Any) -> Submitted | PrefillqError:
     match [text(part) for part in reply]:
+        case ["moved"]:
+            return template_moved(submission.job)
         case ["full"]:
             return queue_full(submission.job, submission.max_queue or 0)
         case ["over_queued", limit]:

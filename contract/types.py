@@ -67,6 +67,7 @@ class Job:
     deadline_at: float | None = None
     attempt: int = 0  # 1 at the first claim
     fence: int = 0  # grows with every claim; only the newest may commit
+    rollout: str = ""  # id of the rollout that chose the version, if one did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +157,7 @@ class Result:
     attempt: int = 0
     batch_size: int = 0
     error: JobError | None = None
+    rollout: str = ""  # as the job's; known to whoever reads the record
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for msgpack and JSON."""
@@ -165,6 +167,7 @@ class Result:
             "template": self.ref.template,
             "version": self.ref.version,
             "digest": self.ref.digest,
+            "rollout": self.rollout or None,
             "status": str(self.status),
             "text": self.text,
             "choice": self.choice,
@@ -228,6 +231,8 @@ class Result:
                 message=_of(str, error, "message"),
                 remedy=_of(str, error, "remedy"),
             ),
+            # Results of older workers say nothing of it.
+            rollout="" if data.get("rollout") is None else _of(str, data, "rollout"),
         )
 
 

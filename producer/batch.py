@@ -1,11 +1,12 @@
 """A file of inputs becomes a file of results: checked first, bounded, resumable.
 
-The input is JSON lines, `{"variables": {...}, "template": ..., "id": ...}`. Each result is one
-JSON line with the input's `index` (its line, counted from 0), its `id` and the batch's name, in
-the order in which jobs end. The batch's name is made of the input's bytes and of what was asked
-for it; it stands in every line of the output, so that a later run knows, without any other
-file, whether the output is its own and what is left to do. Idempotency keys are made of it too:
-a job enqueued by an interrupted run is found again, never enqueued twice.
+The input is JSON lines, `{"variables": {...}, "template": ..., "id": ..., "sticky_key": ...}`, of
+which the last three are optional. Each result is one JSON line with the input's `index` (its line,
+counted from 0), its `id` and the batch's name, in the order in which jobs end. The batch's name is
+made of the input's bytes and of what was asked for it; it stands in every line of the output, so
+that a later run knows, without any other file, whether the output is its own and what is left to
+do. Idempotency keys are made of it too: a job enqueued by an interrupted run is found again, never
+enqueued twice.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ from contract.errors import (
 )
 from contract.ids import parse_address
 from contract.types import JobState, Result
+from templates.rollouts.plain import check_key
 
 H = TypeVar("H", bound="Handle")
-Check = Callable[[str, Mapping[str, Any]], None]
+Check = Callable[[str, Mapping[str, Any], str | None], None]
 
 INVALID = "invalid"  # the status of a line that could not become a job
 _LONGEST_PAUSE_S = 5.0  # a limit may be raised while a batch waits for its turn
 _MAX_RESULT_LINE = 2**29  # JSON of the largest result that settings allow, and then some
-_FIELDS = {"variables", "template", "id"}
+_FIELDS = {"variables", "template", "id", "sticky_key"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ class BatchLine:
     id: str | int | None
     template: str
     variables: Mapping[str, Any]
+    sticky_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +107,8 @@ def chunks_of(file: IO[bytes]) -> Iterator[bytes]:
 def read_line(
     text: bytes, index: int, *, template: str | None, check: Check, max_bytes: int = 2**26
 ) -> BatchLine | BadLine:
-    """Read one input line. `check` raises a PrefillqError when variables do not fit a template."""
+    """Read one input line. `check` is given template, variables and sticky key, and raises a
+    PrefillqError when they do not fit."""
     id_: str | int | None = None
     try:
         # Some editors begin a file with a byte order mark, and it is no part of the first line.
@@ -112,10 +116,13 @@ def read_line(
         id_ = _id(data)
         address = _address(data, template)
         variables = _variables(data)
-        check(address, variables)
+        sticky_key = _sticky_key(data)
+        check(address, variables, sticky_key)
     except (InvalidInput, NotFound, SpecInvalid) as error:  # Redis out of reach is no bad line
         return BadLine(index=index, id=id_, error=error)
-    return BatchLine(index=index, id=id_, template=address, variables=variables)
+    return BatchLine(
+        index=index, id=id_, template=address, variables=variables, sticky_key=sticky_key
+    )
 
 
 def read_lines(
@@ -304,6 +311,13 @@ def _id(data: Mapping[str, Any]) -> str | int | None:
     raise InvalidInput("id is neither text nor integer", given=describe(value))
 
 
+def _sticky_key(data: Mapping[str, Any]) -> str | None:
+    key = data.get("sticky_key")
+    if key is not None:
+        check_key("sticky_key", key)
+    return key
+
+
 def _address(data: Mapping[str, Any], default: str | None) -> str:
     address = data.get("template", default)
     if not isinstance(address, str):
@@ -322,7 +336,7 @@ def _variables(data: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidInput(
             "unknown fields",
             given=", ".join(map(ascii, unknown))[:120],
-            expected="variables, template, id",
+            expected="variables, template, id, sticky_key",
             remedy="Put the template's variables under 'variables'.",
         )
     variables = data.get("variables")

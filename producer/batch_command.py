@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from contract.settings import Settings
     from producer.batch import BadLine, BatchLine, Summary
     from producer.handle import JobHandle
-    from templates.version import PublishedVersion
+    from templates.reading import Target
 
 _SHOWN = 20  # bad lines on a terminal
 _KEPT = 10_000  # and with --json: a file can have more of them than memory has room
@@ -79,8 +79,9 @@ def batch(
 ) -> None:
     """Run every line of FILE.jsonl ("-" for stdin) as a job.
 
-    A line is {"variables": {...}, "template": "tenant/name", "id": "yours"}; the last two are
-    optional. All lines are checked before the first job is enqueued. Results are appended as
+    A line is {"variables": {...}, "template": "tenant/name", "id": "yours", "sticky_key": "..."};
+    the last three are optional. During a rollout, lines with one sticky key get one version. All
+    lines are checked before the first job is enqueued. Results are appended as
     they come, with the line's "index" (from 0) and "id". After an interruption, the same
     command does only what is missing.
     """
@@ -135,7 +136,7 @@ def batch(
 class _Jobs:
     """`producer.batch.Submitter` on a real `Producer`.
 
-    Lines are checked against the version that their template's address names at the start.
+    Lines are checked against the versions that their template's address may mean at the start.
     """
 
     def __init__(
@@ -151,23 +152,25 @@ class _Jobs:
         self._patience = Patience(patience_s)
         self._registry = Registry(connect(settings), settings)
         self._checker = VariablesChecker(settings.max_variables_bytes)
-        self._versions: dict[str, PublishedVersion] = {}  # by address
+        self._targets: dict[str, Target] = {}  # by address
         self._use_cache = use_cache
         self._deadline = deadline  # on the monotonic clock
 
-    def check(self, template: str, variables: Mapping[str, Any]) -> None:
-        if template not in self._versions:
-            registry, address = self._registry, parse_address(template)
-            self._versions[template] = self._patience.call(
-                lambda: registry.get(registry.resolve(address))
-            )
-        self._checker.check(self._versions[template], variables)
+    def check(self, template: str, variables: Mapping[str, Any], sticky_key: str | None) -> None:
+        registry = self._registry
+        if template not in self._targets:
+            address = parse_address(template)
+            self._targets[template] = self._patience.call(lambda: registry.target(address))
+        for ref in self._targets[template].refs_for(variables, sticky_key):
+            version = self._patience.call(lambda ref=ref: registry.get(ref))
+            self._checker.check(version, variables)
 
     def submit(self, line: BatchLine, idempotency_key: str) -> JobHandle:
         return self._producer.submit(
             line.template,
             line.variables,
             idempotency_key=idempotency_key,
+            sticky_key=line.sticky_key,
             use_cache=self._use_cache,
         )
 

@@ -3,49 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from contract.canonical import digest
 from contract.errors import InvalidInput, PrefillqError, RedisRefused, RedisUnreachable
-from contract.ids import TemplateAddress, new_job_id, parse_address, tenant_of
-from contract.job_store import JobStore, Submission, Submitted, check_submission
-from contract.keys import queue as queue_name
+from contract.ids import new_job_id, parse_address, tenant_of
 from contract.records import RedisJobStore
 from contract.redis_client import connect
 from contract.settings import Settings
-from contract.types import Job, JobState, VersionRef
-from producer.bell import Bell, CeleryBell, Ring
+from producer.bell import CeleryBell
+from producer.enqueue import Enqueue, Parts, Terms, Wish, of_item
 from producer.handle import JobHandle
 from producer.notices import Watcher
 from producer.patience import Patience
 from producer.validate import VariablesChecker
 from templates.registry import Registry
-from templates.version import PublishedVersion
+from templates.rollouts.plain import check_key
 
 # How long the clean-up after a failed submit may wait for Redis.
 _UNDO_TIMEOUT_S = 1.0
-
-
-class Versions(Protocol):
-    """Where a producer finds templates; `templates.registry.Registry` is one."""
-
-    def resolve(self, address: TemplateAddress) -> VersionRef: ...
-    def get(self, ref: VersionRef) -> PublishedVersion: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a producer works with. Tests pass parts that need no Redis."""
-
-    store: JobStore
-    undo_store: JobStore  # the same records, asked with less patience
-    versions: Versions
-    bell: Bell
-
-    def close(self) -> None:
-        self.bell.close()
 
 
 class Producer:
@@ -89,20 +65,25 @@ class Producer:
         variables: Mapping[str, Any],
         *,
         idempotency_key: str | None = None,
+        sticky_key: str | None = None,
         deadline_s: float | None = None,
         use_cache: bool = True,
     ) -> JobHandle:
         """Enqueue one job of `tenant/name`, `tenant/name@3` or `tenant/name@label`.
 
-        The version is resolved now and stays. `deadline_s` counts from now and goes before the
-        template's. Under the same idempotency key the same input gives the same job again.
+        The version is chosen now and stays. While a rollout is about the label, `sticky_key`
+        decides: jobs with one key have one version until the next step. `deadline_s` counts from
+        now and goes before the template's. Under the same idempotency key the same input gives the
+        same job again, whatever has become of the label or version.
 
         Raises InvalidInput (nothing enqueued), NotFound (no such template), Conflict (the key
         was used with other input, or the queue is full), RedisUnreachable (the message says
         whether the job may have been enqueued).
         """
         keys = None if idempotency_key is None else [idempotency_key]
-        [handle] = self._submit(template, [variables], keys, deadline_s, use_cache)
+        sticky_keys = None if sticky_key is None else [sticky_key]
+        terms = Terms(address=parse_address(template), deadline_s=deadline_s, use_cache=use_cache)
+        [handle] = self._submit(terms, [variables], keys, sticky_keys)
         return handle
 
     def submit_many(
@@ -111,16 +92,18 @@ class Producer:
         variables: Iterable[Mapping[str, Any]],
         *,
         idempotency_keys: Sequence[str] | None = None,
+        sticky_keys: Sequence[str | None] | None = None,
         deadline_s: float | None = None,
         use_cache: bool = True,
     ) -> list[JobHandle]:
         """Enqueue a job for each, in order and in few round trips.
 
-        All are checked before the first is enqueued, and all have the same version. When one
-        is refused or Redis goes away, those that no worker has taken yet are taken back.
+        All are checked before the first is enqueued, each against the version that it gets. When
+        one is refused or Redis goes away, those that no worker has taken yet are taken back.
         Raises as `submit` does; an InvalidInput names the item, counted from 0.
         """
-        return self._submit(template, list(variables), idempotency_keys, deadline_s, use_cache)
+        terms = Terms(address=parse_address(template), deadline_s=deadline_s, use_cache=use_cache)
+        return self._submit(terms, list(variables), idempotency_keys, sticky_keys)
 
     def handle(self, job_id: str) -> JobHandle:
         """A handle of an earlier job. Raises InvalidInput unless it is a job id."""
@@ -159,11 +142,10 @@ class Producer:
 
     def _submit(
         self,
-        template: str,
+        terms: Terms,
         inputs: Sequence[Mapping[str, Any]],
         keys: Sequence[str] | None,
-        deadline_s: float | None,
-        use_cache: bool,
+        sticky_keys: Sequence[str | None] | None,
     ) -> list[JobHandle]:
         if keys is not None and (len(keys), len(set(keys))) != (len(inputs), len(inputs)):
             raise InvalidInput(
@@ -171,111 +153,50 @@ class Producer:
                 given=f"{len(keys)} keys, {len(set(keys))} different",
                 expected=f"{len(inputs)} different keys",
             )
-        address = parse_address(template)
-        until = self._patience.until()
-        versions = self._parts.versions
-        version = self._patience.call(lambda: versions.get(versions.resolve(address)), until=until)
-        queue = queue_name(address.tenant, address.name, version.model_digest)
-        limits = version.spec.limits
-        submissions = [
-            Submission(
-                job=Job(
-                    id=new_job_id(address.tenant),
-                    ref=version.ref,
-                    queue=queue,
-                    variables=variables,
-                    use_cache=use_cache,
-                ),
-                input_digest=_input_digest(address, variables, use_cache=use_cache),
-                idempotency_key=None if keys is None else keys[index],
-                deadline_s=limits.deadline_s if deadline_s is None else deadline_s,
-                max_queue=limits.max_queue,
+        if sticky_keys is not None and len(sticky_keys) != len(inputs):
+            raise InvalidInput(
+                "sticky keys do not match the inputs",
+                given=f"{len(sticky_keys)} keys",
+                expected=f"{len(inputs)}, one for each",
             )
-            for index, variables in enumerate(self._checked(version, inputs))
+        for key in sticky_keys or ():
+            if key is not None:
+                check_key("the sticky key", key)
+        wishes = [
+            Wish(
+                job_id=new_job_id(terms.address.tenant),
+                variables=plain,
+                idempotency_key=None if keys is None else keys[place],
+                sticky_key=None if sticky_keys is None else sticky_keys[place],
+            )
+            for place, plain in enumerate(self._plain(inputs))
         ]
-        for submission in submissions:
-            check_submission(submission)
-        submitted = self._enqueue(submissions, until=until)
-        return [self.handle(one.job_id) for one in submitted]
-
-    def _checked(
-        self, version: PublishedVersion, inputs: Sequence[Mapping[str, Any]]
-    ) -> list[dict[str, Any]]:
-        checked = []
-        for index, variables in enumerate(inputs):
-            try:
-                checked.append(self._checker.check(version, variables))
-            except InvalidInput as error:
-                if len(inputs) == 1:
-                    raise
-                raise InvalidInput(
-                    f"item {index}: {error.problem}",
-                    given=error.given,
-                    expected=error.expected,
-                    remedy=error.remedy,
-                ) from error
-        return checked
-
-    def _enqueue(self, submissions: Sequence[Submission], *, until: float) -> list[Submitted]:
-        """Write all records and ring for all. On any trouble take back what can be.
-
-        Nothing is taken back between two tries: the ids are the jobs' identity, so a record that
-        a lost reply was about is found again.
-        """
+        enqueue = Enqueue(self._parts, self._checker, terms, wishes)
+        # Nothing is taken back between two tries: the ids are the jobs' identity, so a record that
+        # a lost reply was about is found again.
         try:
-            return self._patience.call(lambda: self._write_and_ring(submissions), until=until)
+            submitted = self._patience.call(enqueue.run)
         except (RedisUnreachable, RedisRefused) as error:
-            left = self._withdraw(submissions)
+            left = enqueue.withdraw()
             raise type(error)(
                 error.problem,
                 given=error.given,
                 expected=error.expected,
                 remedy=f"{error.remedy} {_what_is_left(left)}".lstrip(),
             ) from error
+        except PrefillqError:
+            enqueue.withdraw()
+            raise
+        return [self.handle(one.job_id) for one in submitted]
 
-    def _write_and_ring(self, submissions: Sequence[Submission]) -> list[Submitted]:
-        outcomes = self._parts.store.submit_many(submissions)
-        submitted = [o for o in outcomes if isinstance(o, Submitted)]
-        refusals = [o for o in outcomes if isinstance(o, PrefillqError)]
-        if refusals:
-            # What Redis itself would not do may be tried again; that is not taken back yet.
-            if not isinstance(refusals[0], RedisUnreachable | RedisRefused):
-                self._withdraw(submissions)
-            raise refusals[0]
-        self._parts.bell.ring(
-            Ring(queue=outcome.queue, job_id=outcome.job_id)
-            for outcome in submitted
-            # A job found by its key is rung again: its first ring may have been lost.
-            if outcome.state is JobState.QUEUED
-        )
-        return submitted
-
-    def _withdraw(self, submissions: Sequence[Submission]) -> list[str]:
-        """Erase the records of these submits; the ids of those that may still exist."""
-        left: list[str] = []
-        for index, submission in enumerate(submissions):
-            job_id = submission.job.id
+    def _plain(self, inputs: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        for place, variables in enumerate(inputs):
             try:
-                gone = self._parts.undo_store.withdraw(
-                    job_id, idempotency_key=submission.idempotency_key
-                )
-            except PrefillqError:
-                # Redis does not answer: one timeout is enough, and the caller is told.
-                return left + [s.job.id for s in submissions[index:]]
-            if not gone:
-                left.append(job_id)
-        return left
-
-
-def _input_digest(
-    address: TemplateAddress, variables: Mapping[str, Any], *, use_cache: bool
-) -> str:
-    """Digest of what the caller asked for, not of the version it came to.
-
-    So a retry under the same key finds its job also when a label has moved meanwhile.
-    """
-    template = f"{address.tenant}/{address.name}@{address.version or address.label}"
-    return digest({"template": template, "variables": variables, "use_cache": use_cache})
+                yield self._checker.plain(variables)
+            except InvalidInput as error:
+                if len(inputs) == 1:
+                    raise
+                raise of_item(place, error) from error
 
 
 def _what_is_left(job_ids: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""`prefillq submit`, `result`, `status`, `cancel`, `batch`, `dead` and `completion`."""
+"""`prefillq submit`, `result`, `status`, `cancel`, `score`, `batch`, `dead` and `completion`."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ def _producer(settings: Settings, *, patience_s: float = 0.0) -> Producer:
     help="Seconds to go on trying while Redis cannot be reached.",
 )
 @option("--idempotency-key", metavar="KEY", help="Submitting again under it gives the same job.")
+@option("--sticky-key", metavar="KEY", help="Jobs with one key get one version in a rollout.")
 @option("--deadline", type=Seconds(min_open=True), help="Seconds the job may take.")
 @option("--no-cache", is_flag=True, help="Compute the prefix anew, to compare.")
 @json_option
@@ -84,6 +85,7 @@ def submit(
     timeout: float,
     patience: float,
     idempotency_key: str | None,
+    sticky_key: str | None,
     deadline: float | None,
     no_cache: bool,
     as_json: bool,
@@ -105,6 +107,7 @@ def submit(
         template,
         variables,
         idempotency_key=idempotency_key,
+        sticky_key=sticky_key,
         deadline_s=deadline,
         use_cache=not no_cache,
     )
@@ -144,7 +147,8 @@ def _properties(settings: Settings, template: str) -> Mapping[str, Any]:
     from templates.registry import Registry
 
     registry = Registry(connect(settings), settings)
-    version = registry.get(registry.resolve(parse_address(template)))
+    # A retired version may be that of a job under an idempotency key; else `submit` refuses it.
+    version = registry.get(registry.resolve(parse_address(template), with_retired=True))
     properties: Mapping[str, Any] = version.spec.input.json_schema.get("properties", {})
     return properties
 
@@ -198,13 +202,23 @@ def _print_result(result: Result, *, as_json: bool) -> None:
 def status(settings: Settings, *, job_id: str, as_json: bool) -> None:
     """Print the state of job ID.
 
-    One of queued, running, succeeded, failed, cancelled and expired.
+    One of queued, running, succeeded, failed, cancelled and expired. With --json also its version,
+    the rollout that chose it, if one did, and its scores.
     """
-    state = _producer(settings).handle(job_id).status()
+    view = _producer(settings).handle(job_id).view()
     if as_json:
-        emit_json({"job_id": job_id, "status": str(state)})
+        emit_json(
+            {
+                "job_id": job_id,
+                "status": str(view.state),
+                "template": f"{view.job.ref.tenant}/{view.job.ref.template}",
+                "version": view.job.ref.version,
+                "rollout": view.job.rollout or None,
+                "scores": dict(view.scores),
+            }
+        )
     else:
-        click.echo(str(state))
+        click.echo(str(view.state))
 
 
 @click.command()
@@ -222,6 +236,27 @@ def cancel(settings: Settings, *, job_id: str, as_json: bool) -> None:
         emit_json({"job_id": job_id, "status": str(state)})
     else:
         click.echo(str(state))
+
+
+# Unknown options are let through, so that a value may be below zero.
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("job_id", metavar="ID")
+@click.argument("name")
+@click.argument("value", type=float)
+@json_option
+@click.pass_obj
+def score(settings: Settings, *, job_id: str, name: str, value: float, as_json: bool) -> None:
+    """Say how good the answer of job ID is.
+
+    VALUE is a number under a NAME of yours, such as quality; the last one of a name counts. A
+    rollout with --max-drop NAME compares its versions by it. A job that has not succeeded is a
+    conflict (exit status 7).
+    """
+    _producer(settings).handle(job_id).score(name, value)
+    if as_json:
+        emit_json({"job_id": job_id, "name": name, "value": value})
+    else:
+        note(f"{job_id}: {name} is {value:g}")
 
 
 @click.command()
@@ -243,4 +278,4 @@ def completion(*, shell: str, as_json: bool) -> None:
         click.echo(script)
 
 
-ALL = (submit, result, status, cancel, batch, dead, completion)
+ALL = (submit, result, status, cancel, score, batch, dead, completion)

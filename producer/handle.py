@@ -57,6 +57,14 @@ class JobHandle:
         """
         return self._store.cancel(self.id)
 
+    def score(self, name: str, value: float) -> None:
+        """Say how good the answer is: a number under a name; the last one of a name counts.
+
+        Raises InvalidInput for what is no name or number, NotFound, and Conflict when the job has
+        not succeeded or has scores under 16 other names.
+        """
+        self._patience.call(lambda: self._store.score(self.id, name, value))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobHandle) and self.id == other.id
 

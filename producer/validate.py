@@ -27,10 +27,14 @@ class VariablesChecker:
         self._compiled: dict[str, Any] = {}  # version digest -> validator
 
     def check(self, version: PublishedVersion, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """The variables as a worker will see them.
+        """The variables as a worker will see them. Raises as `plain` and `check_plain` do."""
+        plain = self.plain(variables)
+        self.check_plain(version, plain)
+        return plain
 
-        Raises InvalidInput that names the field, what it should hold, and of what it holds the
-        kind and size: values are prompt text, and messages end in logs.
+    def plain(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The variables as they come back from msgpack. Raises InvalidInput that names the field,
+        and of what it holds the kind and size: values are prompt text, and messages end in logs.
         """
         if not isinstance(variables, Mapping):
             raise InvalidInput(
@@ -40,6 +44,12 @@ class VariablesChecker:
         if len(packed) > self._max_bytes:
             raise _too_large(variables, len(packed), self._max_bytes)
         plain: dict[str, Any] = unpack(packed)
+        return plain
+
+    def check_plain(self, version: PublishedVersion, plain: Mapping[str, Any]) -> None:
+        """Check what `plain` gave against the version's schema. Raises InvalidInput as it does,
+        and SpecInvalid for a schema that cannot be applied.
+        """
         try:
             error = best_match(self._validator(version).iter_errors(plain))
         except (Unresolvable, re.error, RecursionError) as problem:
@@ -51,7 +61,6 @@ class VariablesChecker:
             ) from problem
         if error is not None:
             raise _explained(error, version)
-        return plain
 
     def _validator(self, version: PublishedVersion) -> Any:
         validator = self._compiled.get(version.ref.digest)

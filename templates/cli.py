@@ -29,6 +29,7 @@ from templates.cli_tools import (
     show_published,
     strict_option,
 )
+from templates.rollouts.cli import history, rollout
 
 if TYPE_CHECKING:
     from contract.settings import Settings
@@ -215,5 +216,6 @@ def retire(settings: Settings, *, address: str, undo: bool, as_json: bool) -> No
         note(f"{template}@{number} {'takes jobs again' if undo else 'is retired'}")
 
 
-for _command in (*file_commands.ALL, diff_command.diff, *source_commands.ALL):
+_COMMANDS = (*file_commands.ALL, diff_command.diff, *source_commands.ALL, rollout, history)
+for _command in _COMMANDS:
     templates.add_command(_command)

@@ -1,53 +1,56 @@
-"""Published templates in Redis: immutable versions, and labels that point to them.
+"""Published templates in Redis: immutable versions, and what moves, which points to them.
 
-Publishing and moving a label are each one Lua script. A version never changes once written,
-so it is kept in the process; a label may move at any time, so it is read on every `resolve`.
+A change is decided here, on one sight of all that moves (`templates.rollouts.moves`), and made by
+one Lua script if nothing moved since; else it is decided anew. The same script writes the entry of
+the template's journal.
 """
 
 from __future__ import annotations
 
-import re
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from enum import Enum
+import getpass
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any, Final, Literal
 
 from contract import keys
-from contract.codec import pack, unpack
-from contract.errors import CodecError, Conflict, InvalidInput, NotFound, PrefillqError
-from contract.ids import DEFAULT_LABEL, TemplateAddress, check_name, is_name
-from contract.logs import get_logger
+from contract.canonical import canonical_json
+from contract.codec import pack
+from contract.described import describe
+from contract.errors import Conflict, InvalidInput, PrefillqError
+from contract.ids import TemplateAddress
 from contract.model_folder import ModelFolder
-from contract.redis_client import Client, errors_explained, text
-from contract.scripts import ScriptLibrary, Scripts
+from contract.redis_client import Client, errors_explained
+from contract.scripts import Argument, ScriptLibrary, Scripts
 from contract.settings import Settings
 from contract.types import VersionRef
-from contract.users import user_of
 from templates.compiled import CompiledTemplate
+from templates.reading import RegistryReader, Sight, Target, TemplateSummary, VersionSummary
+from templates.rollouts import journal, moves
+from templates.rollouts.moves import ANYTHING, Expected, Move, TemplateState
+from templates.rollouts.plain import from_plain, to_plain, to_text
+from templates.rollouts.rollout import Rollout
 from templates.spec import TemplateSpec
+from templates.stored import known_number
 from templates.version import PublishedVersion, version_digest
 
-log = get_logger(__name__)
+__all__ = [
+    "ANYTHING",
+    "Published",
+    "Registry",
+    "Target",
+    "TemplateSummary",
+    "VersionSummary",
+    "registry_library",
+    "somebody",
+]
 
-_KEPT_VERSIONS = 128  # in the process, least recently used out first
-_PUBLISH_TRIES = 100
-_NUMBER = re.compile(rb"[1-9][0-9]{0,8}")
-_DIGEST = re.compile(rb"[0-9a-f]{64}")
+_TRIES = 200
+_MAX_WHO, _MAX_WHY = 200, 1000
 
-
-class Anything(Enum):
-    """The default of `expect`: the label may point anywhere."""
-
-    ANYTHING = "*"
-
-
-ANYTHING: Final = Anything.ANYTHING
-Expected = int | None | Literal[Anything.ANYTHING]
+Decide = Callable[[Sight], Move | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,55 +62,53 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateSummary:
-    """One template, for lists."""
+class Moved:
+    """A template before and after a move, which may have been none."""
 
-    tenant: str
-    name: str
-    latest: int  # highest version number
-    labels: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionSummary:
-    """One version, for lists."""
-
-    ref: VersionRef
-    model: str
-    model_digest: str
-    prefix_tokens: int
-    published_at: float  # Redis server time, seconds since the epoch
-    labels: tuple[str, ...]  # those that point here, sorted
-    retired: bool = False  # takes no new jobs
+    before: TemplateState
+    after: TemplateState
 
 
 @cache
 def script_source(name: str) -> str:
-    """The text of one registry script."""
-    return (resources.files("templates") / "lua" / f"{name}.lua").read_text("utf-8")
+    """The text of one registry script; of those that move, with what they share in front."""
+    folder = resources.files("templates") / "lua"
+    parts = (name,) if name == "note" else ("common", name)
+    return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in parts)
 
 
 def registry_library() -> ScriptLibrary:
     """The registry's scripts, as `prefillq tenants` stores them in Redis."""
     return ScriptLibrary(
         name="registry",
-        sources={name: script_source(name) for name in ("publish", "label", "retire")},
+        sources={name: script_source(name) for name in ("publish", "move", "note")},
     )
 
 
-class Registry:
-    """Reads and writes published templates. Safe to share between threads."""
+def somebody() -> str:
+    """`user@host` of this process: who made a move, unless it says so itself."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without an entry, as in some containers
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+class Registry(RegistryReader):
+    """Reads, publishes and moves. Safe to share between threads."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
-        self._client: Any = client  # redis-py types each reply as a value or an awaitable
-        self._settings = settings
+        super().__init__(client, settings)
         self._scripts = Scripts(client, settings, registry_library())
-        self._user = user_of(settings.redis_url)
-        self._kept: OrderedDict[VersionRef, PublishedVersion] = OrderedDict()
-        self._lock = threading.Lock()
 
     def publish(
-        self, spec: TemplateSpec, compiled: CompiledTemplate, model: ModelFolder
+        self,
+        spec: TemplateSpec,
+        compiled: CompiledTemplate,
+        model: ModelFolder,
+        *,
+        who: str | None = None,
+        why: str = "",
     ) -> Published:
         """Store a version under the next number; the same content again gives the same version.
 
@@ -115,341 +116,237 @@ class Registry:
         """
         tenant, name = spec.tenant, spec.name
         digest = version_digest(spec, model)
+        signature = _signature(who, why)
         with errors_explained(self._settings):
             if self._user is None:
                 # First, so that whatever is published is found by the workers. A tenant that has
                 # users of its own was entered with them.
                 self._client.sadd(keys.TENANTS, tenant)
             known = self._client.hget(keys.numbers(tenant, name), digest)
-            for _ in range(_PUBLISH_TRIES):
-                version = PublishedVersion(
-                    ref=VersionRef(
-                        tenant=tenant,
-                        template=name,
-                        version=self._count(tenant, name) + 1
-                        if known is None
-                        else _known_number(known, tenant, name),
-                        digest=digest,
-                    ),
-                    spec=spec,
-                    compiled=compiled,
-                    model_digest=model.model_digest,
-                    tokenizer_digest=model.tokenizer_digest,
-                    published_at=self._server_time(),
-                )
-                match self._store(version):
-                    case [b"created"]:
-                        return Published(version=version, created=True)
-                    case [b"known", number]:
-                        ref = VersionRef(
-                            tenant=tenant,
-                            template=name,
-                            version=_known_number(number, tenant, name),
-                            digest=digest,
-                        )
-                        return Published(version=self.get(ref), created=False)
-        raise Conflict(
-            f"{tenant}/{name} is being published by others without a pause",
-            remedy="Try again.",
-        )
-
-    def resolve(self, address: TemplateAddress, *, with_retired: bool = False) -> VersionRef:
-        """The version that an address names now.
-
-        Raises NotFound that lists the labels and versions, or the nearest names, there are; also
-        for a version that is retired, unless `with_retired`.
-        """
-        tenant, name, number = address.tenant, address.name, address.version
-        with errors_explained(self._settings):
-            if address.label is not None:
-                found = self._client.hget(keys.labels(tenant, name), address.label)
-                number = None if found is None else _number_of(address, found)
-            digest = retired = None
-            if number is not None:
-                pipe = self._client.pipeline(transaction=False)
-                pipe.hget(keys.versions(tenant, name), str(number))
-                pipe.hget(keys.retired(tenant, name), str(number))
-                digest, retired = pipe.execute()
-        if number is None or digest is None:
-            raise self._not_found(address)
-        if retired is not None and not with_retired:
-            raise NotFound(
-                f"{tenant}/{name}@{number} is retired and takes no new jobs",
-                given=address,
-                expected=f"a label or another version; labels: {self._labels_text(tenant, name)}",
-                remedy="'prefillq templates retire --undo' brings it back.",
+        for _ in range(_TRIES):
+            sight = self.sight(tenant, name)
+            move = moves.publish(sight.state)
+            version = PublishedVersion(
+                ref=VersionRef(
+                    tenant=tenant,
+                    template=name,
+                    version=int(move.now) if known is None else known_number(known, tenant, name),
+                    digest=digest,
+                ),
+                spec=spec,
+                compiled=compiled,
+                model_digest=model.model_digest,
+                tokenizer_digest=model.tokenizer_digest,
+                published_at=sight.now,
             )
-        return VersionRef(tenant=tenant, template=name, version=number, digest=text(digest))
-
-    def get(self, ref: VersionRef) -> PublishedVersion:
-        """A version, from this process if it was read before. Raises NotFound."""
-        with self._lock:
-            if kept := self._kept.get(ref):
-                self._kept.move_to_end(ref)
-                return kept
-        with errors_explained(self._settings):
-            data = self._client.get(keys.version(ref.tenant, ref.template, ref.digest))
-        if data is None:
-            raise NotFound(
-                f"{ref} is not in this Redis",
-                given=f"digest {ref.digest[:12]}",
-                remedy="Publish the template again: the same content gives the same digest.",
-            )
-        version = PublishedVersion.from_plain(unpack(data))
-        if version.ref != ref:
-            # A digest alone opens nothing: a reference must name the tenant it belongs to.
-            raise NotFound(f"{ref} is not in this Redis", given=f"what is stored is {version.ref}")
-        with self._lock:
-            self._kept[ref] = version
-            while len(self._kept) > _KEPT_VERSIONS:
-                self._kept.popitem(last=False)
-        return version
-
-    def list_templates(self, tenant: str | None = None) -> list[TemplateSummary]:
-        """All templates of a tenant, or of every tenant that this user may see, by name."""
-        if tenant is None and self._user is not None:
-            tenant = self._user.tenant
-        with errors_explained(self._settings):
-            tenants = [tenant] if tenant else self._names(keys.TENANTS)
-            found = [(t, name) for t in tenants for name in self._names(keys.templates(t))]
-            return [
-                TemplateSummary(
-                    tenant=t,
-                    name=name,
-                    latest=self._count(t, name),
-                    labels=self.labels(t, name),
+            with errors_explained(self._settings):
+                reply = self._scripts.run(
+                    "publish",
+                    keys=[
+                        *self._moving(tenant, name),
+                        keys.numbers(tenant, name),
+                        keys.versions(tenant, name),
+                        keys.version(tenant, name, digest),
+                        keys.templates(tenant),
+                    ],
+                    args=[
+                        *_arguments(name, sight, move, signature),
+                        digest,
+                        version.ref.version,
+                        pack(version.to_plain()),
+                    ],
                 )
-                for t, name in found
-            ]
-
-    def versions(self, tenant: str, name: str) -> list[VersionSummary]:
-        """All versions of a template, oldest first. Raises NotFound for an unknown template."""
-        with errors_explained(self._settings):
-            digests = self._client.hgetall(keys.versions(tenant, name))
-        if not digests:
-            raise self._not_found(TemplateAddress(tenant=tenant, name=name))
-        labels, retired = self.labels(tenant, name), self.retired(tenant, name)
-        return [
-            replace(_summary(self.get(ref), labels), retired=ref.version in retired)
-            for ref in read_refs(tenant, name, digests)
-        ]
-
-    def labels(self, tenant: str, name: str) -> dict[str, int]:
-        """Label -> version number, sorted by label; empty for an unknown template.
-
-        A label whose value is no number is left out, so that it hides no other.
-        """
-        with errors_explained(self._settings):
-            found = self._client.hgetall(keys.labels(tenant, name))
-        labels = {label: version_number(found[label.encode()]) for label in read_names(found)}
-        for label in (label for label, number in labels.items() if number is None):
-            log.warning("label_unreadable", template=f"{tenant}/{name}", label=label)
-        return {label: number for label, number in labels.items() if number is not None}
+            match reply:
+                case [b"created"]:
+                    return Published(version=version, created=True)
+                case [b"known", number]:
+                    ref = replace(version.ref, version=known_number(number, tenant, name))
+                    return Published(version=self.get(ref), created=False)
+        raise _without_a_pause(f"{tenant}/{name}")
 
     def set_label(
-        self, tenant: str, name: str, label: str, version: int, *, expect: Expected = ANYTHING
+        self,
+        tenant: str,
+        name: str,
+        label: str,
+        version: int,
+        *,
+        expect: Expected = ANYTHING,
+        who: str | None = None,
+        why: str = "",
     ) -> None:
         """Point a label to a version.
 
-        `expect` is where it must point now (None: nowhere); Conflict if it points elsewhere.
-        Raises NotFound when there is no such version.
+        `expect` is where it must point now (None: nowhere); Conflict if it points elsewhere, or
+        while a rollout is about it. Raises NotFound when there is no such version.
         """
-        _check_label(label)
-        self._move(tenant, name, label, version, expect)
+        self.move(
+            tenant,
+            name,
+            lambda sight: moves.set_label(sight.state, label, version, expect=expect),
+            who=who,
+            why=why,
+        )
 
     def remove_label(
-        self, tenant: str, name: str, label: str, *, expect: Expected = ANYTHING
+        self,
+        tenant: str,
+        name: str,
+        label: str,
+        *,
+        expect: Expected = ANYTHING,
+        who: str | None = None,
+        why: str = "",
     ) -> None:
         """Remove a label. Raises NotFound when there is none, Conflict as `set_label` does."""
-        self._move(tenant, name, label, None, expect)
+        self.move(
+            tenant,
+            name,
+            lambda sight: moves.remove_label(sight.state, label, expect=expect),
+            who=who,
+            why=why,
+        )
 
-    def retire(self, tenant: str, name: str, version: int, *, undo: bool = False) -> None:
+    def retire(
+        self,
+        tenant: str,
+        name: str,
+        version: int,
+        *,
+        undo: bool = False,
+        who: str | None = None,
+        why: str = "",
+    ) -> None:
         """Take no new jobs for a version; those it has are finished. Idempotent.
 
-        Raises NotFound when there is no such version, Conflict while a label points to it.
+        Raises NotFound when there is no such version, Conflict while a label points to it or a
+        rollout is about it.
         """
-        with errors_explained(self._settings):
-            reply = self._scripts.run(
-                "retire",
-                keys=self._keys_of_labels(tenant, name),
-                args=[version, "" if undo else f"{self._server_time():.6f}"],
-            )
-        match [text(part) for part in reply]:
-            case ["ok"]:
-                return
-            case ["no_version"]:
-                raise self._not_found(
-                    TemplateAddress(tenant=tenant, name=name, selector=str(version))
-                )
-            case ["labelled", label]:
-                raise Conflict(
-                    f"the label {label} points to {tenant}/{name}@{version}",
-                    expected="a version without labels",
-                    remedy=f"Move it first: 'prefillq templates label {tenant}/{name}@N {label}'.",
-                )
-        raise PrefillqError("the script retire of another version answered", given=repr(reply)[:80])
-
-    def retired(self, tenant: str, name: str) -> list[int]:
-        """Numbers of the versions that take no new jobs, sorted."""
-        with errors_explained(self._settings):
-            found = self._client.hkeys(keys.retired(tenant, name))
-        return sorted(int(number) for number in found if _NUMBER.fullmatch(number))
-
-    def _keys_of_labels(self, tenant: str, name: str) -> list[str]:
-        return [keys.labels(tenant, name), keys.versions(tenant, name), keys.retired(tenant, name)]
-
-    def _labels_text(self, tenant: str, name: str) -> str:
-        labels = self.labels(tenant, name)
-        return ", ".join(f"{label} ({n})" for label, n in labels.items()) or "none"
-
-    def _move(
-        self, tenant: str, name: str, label: str, version: int | None, expect: Expected
-    ) -> None:
-        match expect:
-            case Anything.ANYTHING:
-                wanted = "*"
-            case None:
-                wanted = ""
-            case _:
-                wanted = str(expect)
-        with errors_explained(self._settings):
-            reply = self._scripts.run(
-                "label",
-                keys=self._keys_of_labels(tenant, name),
-                args=[label, "" if version is None else version, wanted],
-            )
-        match [text(part) for part in reply]:
-            case ["ok"]:
-                return
-            case ["no_version" | "no_label" as what]:
-                selector = label if what == "no_label" else str(version)
-                raise self._not_found(TemplateAddress(tenant=tenant, name=name, selector=selector))
-            case ["retired"]:
-                raise Conflict(
-                    f"{tenant}/{name}@{version} is retired",
-                    given=f"the label {label} for it",
-                    expected="a version that takes jobs",
-                )
-            case ["differs", now]:
-                raise Conflict(
-                    f"the label {label} of {tenant}/{name} has moved",
-                    given=f"it points to {now or 'nothing'}",
-                    expected=f"{wanted or 'nothing'}",
-                    remedy="Look at the labels again and decide anew.",
-                )
-        raise PrefillqError("the script label of another version answered", given=repr(reply)[:80])
-
-    def _store(self, version: PublishedVersion) -> Any:
-        tenant, name, digest = version.ref.tenant, version.ref.template, version.ref.digest
-        return self._scripts.run(
-            "publish",
-            keys=[
-                keys.numbers(tenant, name),
-                keys.versions(tenant, name),
-                keys.version(tenant, name, digest),
-                keys.labels(tenant, name),
-                keys.templates(tenant),
-            ],
-            args=[digest, version.ref.version, pack(version.to_plain()), name, DEFAULT_LABEL],
+        self.move(
+            tenant,
+            name,
+            lambda sight: moves.retire(sight.state, version, undo=undo),
+            who=who,
+            why=why,
         )
 
-    def _count(self, tenant: str, name: str) -> int:
-        return int(self._client.hlen(keys.versions(tenant, name)))
+    def move(
+        self,
+        tenant: str,
+        name: str,
+        decide: Decide,
+        *,
+        who: str | None = None,
+        why: str = "",
+        mend: bool = False,
+    ) -> Moved:
+        """Make the move that `decide` wants.
 
-    def _server_time(self) -> float:
-        seconds, micros = self._client.time()
-        return float(seconds) + float(micros) / 1e6
-
-    def _names(self, key: str) -> list[str]:
-        return read_names(self._client.smembers(key))
-
-    def _not_found(self, address: TemplateAddress) -> NotFound:
-        tenant, name = address.tenant, address.name
-        with errors_explained(self._settings):
-            names = self._names(keys.templates(tenant))
-            latest = self._count(tenant, name)
-        if latest == 0:
-            near = get_close_matches(name, names, n=3) or names[:10]
-            there = ", ".join(f"{tenant}/{n}" for n in near) or f"no templates of {tenant}"
-            return NotFound(
-                "no such template",
-                given=address,
-                expected=there,
-                remedy="See 'prefillq templates list'.",
+        `decide` is asked again on a new sight when somebody else was faster; None is no move, and
+        what it raises passes through. With `mend` it is also asked about a rollout that cannot be
+        read, which raises CodecError otherwise.
+        """
+        signature = _signature(who, why)
+        for _ in range(_TRIES):
+            sight = self.sight(tenant, name)
+            if not sight.state.versions:
+                raise self._not_found(TemplateAddress(tenant=tenant, name=name))
+            if sight.damage is not None and not mend:
+                raise sight.damage
+            move = decide(sight)
+            if move is None:
+                return Moved(before=sight.state, after=sight.state)
+            with errors_explained(self._settings):
+                reply = self._scripts.run(
+                    "move",
+                    keys=self._moving(tenant, name),
+                    args=_arguments(name, sight, move, signature),
+                )
+            match reply:
+                case [b"done", change]:
+                    return Moved(before=sight.state, after=_with_times(move.state, change))
+                case [b"moved"]:
+                    continue
+            raise PrefillqError(
+                "the script move of another version answered", given=describe(reply)
             )
-        return NotFound(
-            "no such version or label",
-            given=address,
-            expected=f"versions 1 to {latest}, labels: {self._labels_text(tenant, name)}",
-            remedy=f"See 'prefillq templates show {tenant}/{name}'.",
-        )
+        raise _without_a_pause(f"{tenant}/{name}")
+
+    def note(self, tenant: str, name: str, before: Rollout, after: Rollout) -> bool:
+        """Write a rollout whose findings alone differ. False, and nothing done, if it has moved."""
+        sight = self.sight(tenant, name)
+        if sight.state.rollout != before:
+            return False
+        with errors_explained(self._settings):
+            reply = self._scripts.run(
+                "note",
+                keys=[keys.rollout(tenant, name)],
+                args=[sight.rollout_text, to_text(after)],
+            )
+        return bool(reply)
+
+    @staticmethod
+    def _moving(tenant: str, name: str) -> list[str]:
+        return [
+            keys.revision(tenant, name),
+            keys.journal(tenant, name),
+            keys.labels(tenant, name),
+            keys.rollout(tenant, name),
+            keys.rollouts(tenant),
+        ]
 
 
-def read_names(found: Iterable[bytes]) -> list[str]:
-    """Names read from Redis, sorted. What is no name was written by hand and is left out.
+def _signature(who: str | None, why: str) -> tuple[str, str]:
+    who = somebody() if who is None else who
+    for what, given, least, most in (("who", who, 1, _MAX_WHO), ("why", why, 0, _MAX_WHY)):
+        encodes = not any("\ud800" <= character <= "\udfff" for character in given)
+        if not least <= len(given) <= most or not encodes:
+            raise InvalidInput(
+                f"{what} cannot be written into the journal",
+                given=describe(given),
+                expected=f"{least} to {most} characters of valid Unicode text",
+            )
+    return who, why
 
-    A tenant's admin can write what it likes into its own keys; whoever reads all tenants' must not
-    stumble over it.
-    """
-    return sorted(name for raw in found if is_name(name := raw.decode("utf-8", errors="replace")))
 
-
-def read_refs(tenant: str, template: str, found: Mapping[bytes, bytes]) -> list[VersionRef]:
-    """The versions in a hash `keys.versions`, oldest first; as `read_names`."""
-    refs = [
-        VersionRef(tenant=tenant, template=template, version=int(number), digest=digest.decode())
-        for number, digest in found.items()
-        if _NUMBER.fullmatch(number) and _DIGEST.fullmatch(digest)
+def _arguments(name: str, sight: Sight, move: Move, signature: tuple[str, str]) -> list[Argument]:
+    """ARGV of a script that moves, as templates/lua/common.lua has it."""
+    who, why = signature
+    before, after = sight.state, move.state
+    what, body, started_at, since = "keep", "", "", ""
+    if after.rollout is not None and after.rollout != before.rollout:
+        plain = to_plain(after.rollout)
+        times = plain.pop("started_at"), plain.pop("since")
+        # What begins with this move begins when the script makes it, not when it was decided.
+        started_at, since = ("" if time == sight.now else repr(time) for time in times)
+        what, body = "set", canonical_json(plain)[:-1]
+    elif after.rollout is None and (before.rollout is not None or sight.damage is not None):
+        what = "end"
+    return [
+        secrets.token_hex(8),
+        before.revision,
+        sight.rollout_text,
+        name,
+        who,
+        str(move.action),
+        move.was,
+        move.now,
+        why,
+        canonical_json(journal.change_between(before, after)),
+        what,
+        body,
+        started_at,
+        since,
     ]
-    return sorted(refs, key=lambda ref: ref.version)
 
 
-def version_number(value: bytes | str) -> int | None:
-    """The version number that a field of Redis holds, or None for what is none."""
-    digits = text(value)
-    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else None
+def _with_times(state: TemplateState, change: bytes) -> TemplateState:
+    """The state after a move, its rollout as the script wrote it."""
+    if state.rollout is None:
+        return state
+    written = journal.parse_change(change).get("rollout")
+    return state if written is None else replace(state, rollout=from_plain(written))
 
 
-def _known_number(value: bytes | str, tenant: str, name: str) -> int:
-    number = version_number(value)
-    if number is None:
-        raise CodecError(
-            f"a version of {tenant}/{name} has a number in Redis that is none",
-            expected="1 or more",
-            remedy="See the key in contract.keys.numbers.",
-        )
-    return number
-
-
-def _number_of(address: TemplateAddress, value: bytes | str) -> int:
-    number = version_number(value)
-    if number is None:
-        raise CodecError(
-            f"the label {address.label} of {address.tenant}/{address.name} is damaged",
-            given="a value that is no number",
-            expected="the number of a version",
-            remedy=f"Point it anew: prefillq templates label "
-            f"{address.tenant}/{address.name}@VERSION {address.label}.",
-        )
-    return number
-
-
-def _check_label(label: str) -> None:
-    check_name("label", label)
-    if label.isdecimal():
-        raise InvalidInput(
-            "a label cannot be a number",
-            given=label,
-            expected="a name, since tenant/template@3 means version 3",
-        )
-
-
-def _summary(version: PublishedVersion, labels: Mapping[str, int]) -> VersionSummary:
-    return VersionSummary(
-        ref=version.ref,
-        model=version.spec.model,
-        model_digest=version.model_digest,
-        prefix_tokens=len(version.compiled.prefix_ids),
-        published_at=version.published_at,
-        labels=tuple(label for label, number in labels.items() if number == version.ref.version),
-    )
+def _without_a_pause(template: str) -> Conflict:
+    return Conflict(f"{template} is being changed by others without a pause", remedy="Try again.")

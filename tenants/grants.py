@@ -64,9 +64,10 @@ def _producer(tenant: str) -> list[Grant]:
     any_job, any_key = keys.job(f"{tenant}.*"), f"pq:{tenant}:idem:*"
     queued, running, waiting = keys.queued(tenant), keys.running(tenant), keys.waiting(tenant, "*")
     limits, rate = keys.limits(tenant), keys.rate(tenant)
+    outcomes = keys.outcomes(tenant, "*", "*")
     return [
         Grant(
-            purpose="job functions: submit, withdraw, cancel, state",
+            purpose="job functions: submit, find, withdraw, cancel, score, state",
             commands="fcall",
             on=_read_write(any_job, any_key, queued, running, waiting, rate),
         ),
@@ -76,8 +77,11 @@ def _producer(tenant: str) -> list[Grant]:
         ),
         Grant(
             purpose="records of its jobs, results among them",
-            commands="hget hgetall hset hincrby del pexpire",
+            commands="hget hgetall hkeys hset hincrby del pexpire",
             on=_read_write(any_job),
+        ),
+        Grant(
+            purpose="scores of a rollout's jobs", commands="xadd pexpire", on=_read_write(outcomes)
         ),
         Grant(purpose="idempotency keys", commands="get set del", on=_read_write(any_key)),
         Grant(purpose="queued jobs", commands="zadd zrem zcard", on=_read_write(queued)),
@@ -102,39 +106,92 @@ def _read_templates(tenant: str) -> list[Grant]:
         Grant(purpose="names of templates", commands="smembers", on=_read(keys.templates(tenant))),
         Grant(
             purpose="which version a number or label means",
-            commands="hget hgetall hkeys hlen",
+            commands="hget hmget hgetall hkeys hlen",
             on=_read(
                 keys.versions(tenant, "*"), keys.labels(tenant, "*"), keys.retired(tenant, "*")
             ),
         ),
         Grant(purpose="versions", commands="get", on=_read(keys.version(tenant, "*", "*"))),
+        Grant(
+            purpose="revisions and rollouts of templates",
+            commands="get mget",
+            on=_read(keys.revision(tenant, "*"), keys.rollout(tenant, "*")),
+        ),
+        Grant(
+            purpose="which templates have a rollout",
+            commands="smembers",
+            on=_read(keys.rollouts(tenant)),
+        ),
+        Grant(
+            purpose="what was moved when by whom",
+            commands="xrange xrevrange",
+            on=_read(keys.journal(tenant, "*")),
+        ),
+        _read_outcomes(tenant),
     ]
 
 
+def _move_templates(tenant: str) -> list[Grant]:
+    """Beside reading: what every move writes, whatever else it may."""
+    labels, rollouts = keys.labels(tenant, "*"), keys.rollouts(tenant)
+    revision, rollout = keys.revision(tenant, "*"), keys.rollout(tenant, "*")
+    journal = keys.journal(tenant, "*")
+    return [
+        Grant(
+            purpose="registry functions: move, note",
+            commands="fcall",
+            on=_read_write(revision, journal, labels, rollout, rollouts),
+        ),
+        Grant(purpose="count moves", commands="incr", on=_read_write(revision)),
+        Grant(purpose="write the journal", commands="xadd", on=_read_write(journal)),
+        Grant(purpose="move labels", commands="hset hdel", on=_read_write(labels)),
+        Grant(purpose="rollouts", commands="set del", on=_read_write(rollout)),
+        Grant(
+            purpose="which templates have a rollout",
+            commands="sadd srem",
+            on=_read_write(rollouts),
+        ),
+    ]
+
+
+def _read_outcomes(tenant: str) -> Grant:
+    return Grant(
+        purpose="how the jobs of a rollout ended",
+        commands="xrevrange",
+        on=_read(keys.outcomes(tenant, "*", "*")),
+    )
+
+
 def _admin(tenant: str) -> list[Grant]:
-    """Publish templates and move labels; no jobs."""
+    """Publish templates, move labels, lead rollouts; no jobs."""
     numbers, versions = keys.numbers(tenant, "*"), keys.versions(tenant, "*")
     retired = keys.retired(tenant, "*")
     labels, names = keys.labels(tenant, "*"), keys.templates(tenant)
     version = keys.version(tenant, "*", "*")
+    revision, rollout = keys.revision(tenant, "*"), keys.rollout(tenant, "*")
+    journal, rollouts = keys.journal(tenant, "*"), keys.rollouts(tenant)
     return [
         Grant(
-            purpose="registry functions: publish, label, retire",
+            purpose="registry functions: publish",
             commands="fcall",
-            on=_read_write(numbers, versions, labels, retired, names, version),
+            on=_read_write(
+                numbers, versions, labels, names, version, revision, journal, rollout, rollouts
+            ),
         ),
         Grant(
-            purpose="numbers, digests and labels of versions",
+            purpose="numbers and digests of versions, and which are retired",
             commands="hget hgetall hkeys hlen hexists hset hsetnx hdel",
-            on=_read_write(numbers, versions, labels, retired),
+            on=_read_write(numbers, versions, retired),
         ),
         Grant(purpose="names of templates", commands="smembers sadd", on=_read_write(names)),
         Grant(purpose="versions", commands="get set exists", on=_read_write(version)),
+        *_move_templates(tenant),
+        *_read_templates(tenant),
     ]
 
 
 def _worker() -> list[Grant]:
-    """Run the jobs of all tenants; read templates."""
+    """Run the jobs of all tenants; read templates and lead their rollouts."""
     any_job = keys.job("*.*")
     queued, running, waiting = keys.queued("*"), keys.running("*"), keys.waiting("*", "*")
     held, dead = keys.held("*"), keys.dead("*")
@@ -168,6 +225,21 @@ def _worker() -> list[Grant]:
             on=_read_write(dead),
         ),
         Grant(purpose="waiting jobs of a template", commands="zadd zrem", on=_write(waiting)),
+        Grant(
+            purpose="which versions have unfinished jobs",
+            commands="zscan",
+            on=_read(running, waiting),
+        ),
+        Grant(
+            purpose="how the jobs of a rollout ended",
+            commands="xadd pexpire",
+            on=_write(keys.outcomes("*", "*", "*")),
+        ),
+        Grant(
+            purpose="one worker at a time looks after a rollout",
+            commands="set get",
+            on=_read_write(keys.conductor("*", "*")),
+        ),
         Grant(purpose="tell of ended jobs", commands="publish", on=(f"&{keys.notices('*')}",)),
         Grant(
             purpose="take messages, put them back, ring again, see whose turn is next",
@@ -193,6 +265,7 @@ def _worker() -> list[Grant]:
         Grant(purpose="that lock's script", commands="script|load"),
         Grant(purpose="which tenants there are", commands="smembers", on=_read(keys.TENANTS)),
         *_read_templates("*"),
+        *_move_templates("*"),
         Grant(purpose="one janitor at a time", commands="set", on=_write(keys.JANITOR)),
         Grant(
             purpose="reports of workers",

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from contract.errors import PrefillqError
 from contract.logs import get_logger
-from contract.types import CacheInfo, CacheState, Job, JobState, Timings, VersionRef
+from contract.types import (
+    CacheInfo,
+    CacheState,
+    Job,
+    JobState,
+    Timings,
+    Variables,
+    VersionRef,
+)
 from templates.fill import check_positions, fill, trusted_ids
 from templates.version import PublishedVersion
 from worker.engine.base import Engine, Generation, GenerationRequest, NonFiniteLogits
@@ -60,10 +68,28 @@ class JobAnswers:
 
         `claimed_at` is on `clock`. Raises what the registry, the templates and the engine raise.
         """
-        return self._generate(job, self._version(job), lease, claimed_at=claimed_at)
+        return self._generate(job, self._versions.get(job.ref), lease, claimed_at=claimed_at)
 
-    def _version(self, job: Job) -> PublishedVersion:
-        version = self._versions.get(job.ref)
+    def request(
+        self, version: PublishedVersion, variables: Variables, *, job_id: str = ""
+    ) -> GenerationRequest:
+        """What the engine is asked for a job of the version, without an entry.
+
+        Raises InvalidInput for variables that cannot be filled in or are too long, PrefillqError
+        for a version of another model. `job_id` is for the log.
+        """
+        self._check(version)
+        ids = self._tokenize(job_id, version, variables)
+        choices = self._choice_ids(version.spec.output.choices)
+        new_tokens = (
+            version.spec.generation.max_new_tokens
+            if choices is None
+            else max(len(choice) for choice in choices) + 1  # and the end of the sequence
+        )
+        check_positions(len(ids), new_tokens, self.model.folder.max_positions)
+        return GenerationRequest(ids=ids, generation=version.spec.generation, choices=choices)
+
+    def _check(self, version: PublishedVersion) -> None:
         served = self.model.folder.model_digest
         if version.model_digest != served:
             raise PrefillqError(
@@ -79,34 +105,20 @@ class JobAnswers:
                 expected=version.tokenizer_digest[:12],
                 remedy="Publish the template again.",
             )
-        return version
 
     def _generate(
         self, job: Job, version: PublishedVersion, lease: HeldLease, *, claimed_at: float
     ) -> Answer:
         started = self._clock()
-        ids = self._tokenize(job, version)
+        request = self.request(version, job.variables, job_id=job.id)
         tokenize_s = self._clock() - started
-        choices = self._choice_ids(version.spec.output.choices)
-        new_tokens = (
-            version.spec.generation.max_new_tokens
-            if choices is None
-            else max(len(choice) for choice in choices) + 1  # and the end of the sequence
-        )
-        check_positions(len(ids), new_tokens, self.model.folder.max_positions)
         if reason := lease.stop_reason():
             return stopped(reason)
-        with self._prefixes.serve(version, ids, use_cache=job.use_cache) as served:
+        with self._prefixes.serve(version, request.ids, use_cache=job.use_cache) as served:
             if version.spec.strict and served.entry is None and job.use_cache:
                 error = _not_verified(served.cache.reason)
-                return failed_with(error, cache=served.cache, tokens=len(ids))
-            request = GenerationRequest(
-                ids=ids,
-                generation=version.spec.generation,
-                choices=choices,
-                entry=served.entry,
-                should_stop=lambda: _engine_stop(lease),
-            )
+                return failed_with(error, cache=served.cache, tokens=len(request.ids))
+            request = replace(request, entry=served.entry, should_stop=lambda: _engine_stop(lease))
             engine_started_s = self._clock() - claimed_at
             answer = self._decode(version, request, served)
         return replace(
@@ -115,16 +127,18 @@ class JobAnswers:
             timings=replace(answer.timings, tokenize_s=tokenize_s),
         )
 
-    def _tokenize(self, job: Job, version: PublishedVersion) -> tuple[int, ...]:
+    def _tokenize(
+        self, job_id: str, version: PublishedVersion, variables: Variables
+    ) -> tuple[int, ...]:
         tokenizer = self.model.tokenizer
-        filled = fill(version.compiled, job.variables, tokenizer)
+        filled = fill(version.compiled, variables, tokenizer)
         if not filled.plain:
             return filled.ids
         # Without control-token text in the variables the plain tokenization is the authority:
         # should the pieces ever differ from it, the job takes it, and verification decides.
-        trusted = trusted_ids(version.compiled, job.variables, tokenizer)
+        trusted = trusted_ids(version.compiled, variables, tokenizer)
         if trusted != filled.ids:
-            log.warning("pieces_differ_from_plain", job_id=job.id, version=str(version.ref))
+            log.warning("pieces_differ_from_plain", job_id=job_id, version=str(version.ref))
         return trusted
 
     def _decode(

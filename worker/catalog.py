@@ -13,7 +13,8 @@ from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
 from contract.types import VersionRef
-from templates.registry import Registry, read_names, read_refs
+from templates.registry import Registry
+from templates.stored import read_names, read_refs
 from templates.version import PublishedVersion
 
 log = get_logger(__name__)
@@ -47,36 +48,48 @@ class Catalog:
         self._patterns = tuple(check_pattern(pattern) for pattern in patterns) or ("*/*",)
         # Versions are immutable, so what was once learned of one stays true.
         self._model_of: dict[VersionRef, str] = {}
+        self._found: list[Served] = []
         self._skipped: set[VersionRef] = set()  # logged once, and tried again each time
 
     def refresh(self) -> list[Served]:
-        """All templates that match and have a version for this worker's model, sorted."""
-        return sorted(
-            Served(
-                tenant=tenant,
-                template=template,
-                queue=keys.queue(tenant, template, self._model_digest),
-            )
-            for tenant, template in self._matching()
-            if any(self._fits(ref) for ref in self._refs(tenant, template))
-        )
+        """All templates that match and have a version for this worker's model, sorted.
+
+        A tenant whose keys cannot be read (its admin can write them) is served as it was.
+        """
+        found: list[Served] = []
+        with errors_explained(self._settings):
+            tenants = read_names(self._client.smembers(keys.TENANTS))
+        for tenant in tenants:
+            try:
+                found += self._of_tenant(tenant)
+            except RedisRefused as error:
+                log.warning("tenant_not_read", tenant=tenant, error=str(error))
+                found += [served for served in self._found if served.tenant == tenant]
+        self._found = sorted(found)
+        return self._found
 
     def labelled(self, served: Served) -> list[PublishedVersion]:
         """Versions that a label of the template points to and this worker's model can run."""
-        numbers = set(self._registry.labels(served.tenant, served.template).values())
-        return [
-            self._registry.get(ref)
-            for ref in self._refs(served.tenant, served.template)
-            if ref.version in numbers and self._fits(ref)
-        ]
+        try:
+            numbers = set(self._registry.labels(served.tenant, served.template).values())
+            return [
+                self._registry.get(ref)
+                for ref in self._refs(served.tenant, served.template)
+                if ref.version in numbers and self._fits(ref)
+            ]
+        except RedisRefused as error:
+            log.warning("labels_not_read", tenant=served.tenant, error=str(error))
+            return []
 
-    def _matching(self) -> Iterable[tuple[str, str]]:
+    def _of_tenant(self, tenant: str) -> list[Served]:
         with errors_explained(self._settings):
-            for tenant in read_names(self._client.smembers(keys.TENANTS)):
-                for name in read_names(self._client.smembers(keys.templates(tenant))):
-                    address = f"{tenant}/{name}"
-                    if any(fnmatchcase(address, pattern) for pattern in self._patterns):
-                        yield tenant, name
+            names = read_names(self._client.smembers(keys.templates(tenant)))
+        return [
+            Served(tenant=tenant, template=name, queue=keys.queue(tenant, name, self._model_digest))
+            for name in names
+            if any(fnmatchcase(f"{tenant}/{name}", pattern) for pattern in self._patterns)
+            and any(self._fits(ref) for ref in self._refs(tenant, name))
+        ]
 
     def _refs(self, tenant: str, template: str) -> list[VersionRef]:
         with errors_explained(self._settings):

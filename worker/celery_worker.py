@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import signal
-from functools import partial
 from typing import Any, ClassVar
 
 from celery import Celery, Task, bootsteps
@@ -17,14 +16,10 @@ from celery.apps.worker import Worker
 from celery.exceptions import Reject
 from celery.worker import state as celery_state
 from celery.worker.request import Request
-from kombu.exceptions import OperationalError
 
-from contract.celery_app import TASK_NAME, make_celery, make_queue, ring
+from contract.celery_app import TASK_NAME, make_celery, make_queue
 from contract.errors import InvalidInput, PrefillqError, RedisUnreachable
 from contract.logs import get_logger
-from contract.redis_client import errors_explained
-from contract.redis_url import redacted
-from contract.settings import Settings
 from worker import transport
 from worker.refusals import REFUSALS
 from worker.runner import JobReturned
@@ -85,22 +80,11 @@ class ServiceStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, parent: Worker) -> None:
         _end_our_way(self.service)
         try:
-            self.service.start(ring=partial(_ring, parent.app, self.service.settings))
+            self.service.start()
         except PrefillqError as error:
             # Celery would print a traceback and end with 1; the command says it better.
             self.service.failure = error
             raise SystemExit(error.exit_code) from error
-
-
-def _ring(app: Celery, settings: Settings, queue: str, job_id: str) -> None:
-    """`contract.celery_app.ring`, with the errors that all calls to Redis raise."""
-    try:
-        with errors_explained(settings):
-            ring(app, queue, job_id)
-    except OperationalError as error:
-        raise RedisUnreachable(
-            "the broker cannot be reached", given=redacted(settings.redis_url)
-        ) from error
 
 
 def _end_our_way(service: WorkerService) -> None:

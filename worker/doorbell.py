@@ -28,7 +28,14 @@ def remade(message: object, queue: str) -> dict[str, Any]:
 
     Raises InvalidInput, without a word of the content, unless it is a doorbell of that queue.
     """
-    job_id, task_id = _job_id(message, queue), str(uuid4())
+    return made(_job_id(message, queue), queue)
+
+
+def made(job_id: str, queue: str) -> dict[str, Any]:
+    """A message that tells the workers of a queue of a job, as kombu has it in memory and, in JSON,
+    in Redis.
+    """
+    task_id = str(uuid4())
     return {
         "body": base64.b64encode(pack([[job_id], {}, {}])).decode("ascii"),
         "content-type": _CONTENT_TYPE,

@@ -20,6 +20,7 @@ from contract.redis_client import Client, errors_explained, text
 from contract.settings import Settings
 from contract.types import JobState
 from worker.doorbell import job_in
+from worker.ringing import Ring
 
 log = get_logger(__name__)
 
@@ -37,7 +38,7 @@ class Janitor:
         settings: Settings,
         store: JobStore,
         worker_id: str,
-        ring: Callable[[str, str], None],  # queue, job id
+        ring: Ring,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -74,15 +75,15 @@ class Janitor:
         return rung
 
     def _sweep_tenant(self, tenant: str) -> int:
-        rung = 0
         late = [job for job in self._store.overdue(tenant, limit=LIMIT) if self._may_ring(job)]
-        for job in late:
-            if self._has_no_message(job):
-                self._ring(job.queue, job.job_id)
-                log.info("rung_again", job_id=job.job_id, queue=job.queue, state=str(job.state))
-                rung += 1
+        # All before the first ring, which changes what the next message is. Each ring goes before
+        # those that are there, so the longest overdue comes last.
+        silent = [job for job in late if self._has_no_message(job)]
+        for job in reversed(silent):
+            self._ring(job.queue, job.job_id)
+            log.info("rung_again", job_id=job.job_id, queue=job.queue, state=str(job.state))
         self._store.rung(late)
-        return rung
+        return len(silent)
 
     def _is_ours(self) -> bool:
         with errors_explained(self._settings):
@@ -99,6 +100,8 @@ class Janitor:
         return job.state is not JobState.RUNNING or self._clock() >= self._trusts_leases_at
 
     def _has_no_message(self, job: Doorbell) -> bool:
+        if job.silent or job.state is JobState.RUNNING:
+            return True  # a running one's is with a worker that is gone, and comes back in a minute
         # A queued job in a queue that holds messages very likely has one of its own. It has none if
         # the next message to be taken is of a job that was submitted later.
         with errors_explained(self._settings):

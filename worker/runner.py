@@ -15,6 +15,7 @@ from worker.answer import JobAnswers
 from worker.engine.base import EngineClosed
 from worker.leases import HeldLease, LeaseKeeper
 from worker.outcome import Answer, failed, failed_with, log_finished, make_result
+from worker.ringing import Ring
 from worker.trouble import passing_trouble
 
 log = get_logger(__name__)
@@ -48,6 +49,7 @@ class JobRunner:
         leases: LeaseKeeper,
         draining: Callable[[], bool] = lambda: False,
         device_lost: Callable[[], None] = lambda: None,
+        ring: Ring = lambda _queue, _job_id: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._worker_id = worker_id
@@ -57,7 +59,7 @@ class JobRunner:
         self._draining = draining
         self._device_lost = device_lost
         self._clock = clock
-        self.ring: Callable[[str, str], None] = lambda _queue, _job_id: None  # until there is one
+        self._ring = ring
 
     def run(self, job_id: str, *, delivery_tag: str | None = None) -> Result | None:
         """Claim, answer and commit a job. None when it was not ours to run or to finish.
@@ -180,6 +182,6 @@ class JobRunner:
             return
         if held_back is not None:
             try:
-                self.ring(held_back.queue, held_back.job_id)
-            except Exception as error:  # noqa: BLE001 - whatever the broker raises; the janitor rings
+                self._ring(held_back.queue, held_back.job_id)
+            except PrefillqError as error:  # the janitor rings
                 log.warning("not_rung", job_id=held_back.job_id, error=str(error))

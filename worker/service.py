@@ -6,8 +6,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from contract.errors import PrefillqError
@@ -32,6 +32,7 @@ from worker.prefix.cache import PrefixCache
 from worker.prefixes import PrefixService
 from worker.presence import Presence
 from worker.refusals import REFUSALS
+from worker.ringing import Ring, ring_first
 from worker.runner import JobRunner
 
 log = get_logger(__name__)
@@ -68,6 +69,7 @@ class WorkerService:
             worker_id=self.worker_id,
             describe=self.describe,
         )
+        self._ring: Ring = partial(ring_first, self.client, settings)
         self.serving: list[Served] = []
         self._tried_to_warm: set[str] = set()  # digests
         self._threads: list[Periodic] = []
@@ -98,6 +100,7 @@ class WorkerService:
             leases=self.leases,
             draining=lambda: self.shutdown.draining,
             device_lost=self._device_lost,
+            ring=self._ring,
         )
         log.info("model_loaded", model=self.model.label, digest=self.folder.model_digest)
 
@@ -108,19 +111,18 @@ class WorkerService:
         """
         return self.engine.batch_size + self.engine.batch_size // 8
 
-    def start(self, *, ring: Callable[[str, str], None]) -> None:
+    def start(self) -> None:
         """Start renewing leases, reporting, sweeping and following the registry.
 
-        The model must be loaded. `ring` sends a message with a job's id to a queue.
+        The model must be loaded.
         """
-        self.runner.ring = ring
         self.refresh()
         janitor = Janitor(
             client=self.client,
             settings=self.settings,
             store=self.store,
             worker_id=self.worker_id,
-            ring=ring,
+            ring=self._ring,
         )
         self._threads = [
             Periodic("catalog", self.refresh, interval_s=REFRESH_S),

@@ -25,6 +25,7 @@ if free then
   if get_number('attempt') >= tonumber(ARGV[7]) then
     -- Each attempt began and none came to an end: it may be what ends its workers.
     bury(KEYS[4], ARGV[8], now)
+    tell_outcome('failed', now, '', '0', 'attempts_exhausted')
     return {'dead', 'failed'}
   end
   local max_running = tonumber(redis.call('HGET', beside_queued('limits'), 'max_running') or '')

@@ -8,10 +8,11 @@
 -- ARGV[3]  the tenant's channel of notices
 -- Scripts name what follows from KEYS[4] and ARGV[4] on.
 --
--- Two keys are not in KEYS. A template's waiting set is not known before its record is read; its
--- name is made here, beside KEYS[2], and not read from the record: a producer can write its
--- records, and a worker must not be led to write another tenant's keys. The tenant's limits may only
--- be read by those who submit, and a function's KEYS have to be writable by its caller.
+-- Some keys are not in KEYS. A template's waiting set and a rollout's outcomes are not known before
+-- the record is read; their names are made here, beside KEYS[2], and not read from the record: a
+-- producer can write its records, and a worker must not be led to write another tenant's keys. The
+-- tenant's limits may only be read by those who submit, and a function's KEYS have to be writable by
+-- its caller.
 --
 -- Time is the server's alone: workers' clocks may be minutes apart.
 
@@ -89,6 +90,40 @@ local function bury(dead, dead_ms, now)
   redis.call('PEXPIRE', job.record, dead_ms)
   redis.call('ZREMRANGEBYSCORE', dead, '-inf', seconds(now - tonumber(dead_ms) / 1000))
   redis.call('ZADD', dead, seconds(now), job.id)
+end
+
+-- Adds to what is known of a rollout's jobs of one version; nothing for a job of no rollout. The
+-- stream is named beside KEYS[2], as above. It may be damaged, which is no reason to fail: pcall.
+local function tell_rollout(...)
+  local id, digest = get('rollout') or '', get('digest') or ''
+  if #id ~= 16 or #digest ~= 64 or string.find(id .. digest, '[^0-9a-f]') then return end
+  local stream = beside_queued('outcomes:' .. id .. ':' .. digest)
+  redis.pcall('XADD', stream, 'MAXLEN', '~', '20000', '*', ...)
+  redis.pcall('PEXPIRE', stream, '604800000')
+end
+
+-- What a submit under an idempotency key comes to when there was one before, else nil. The record of
+-- the key's first job is not in KEYS: its name differs from KEYS[1] in the last 32 characters only.
+local function first_under(key, input_digest)
+  local first = redis.call('GET', key)
+  if not first then return nil end
+  local record = string.sub(job.record, 1, -33) .. string.sub(first, -32)
+  local state = redis.call('HGET', record, 'state')
+  if not state then return nil end
+  if redis.call('HGET', record, 'input_digest') ~= input_digest then
+    return {'conflict', first, state}
+  end
+  redis.call('HINCRBY', record, 'submits', 1)
+  return {'existing', first, state, redis.call('HGET', record, 'queue')}
+end
+
+-- Tells how a job ended: `cache` is its cache state, `tokens` how many its completion has, `code` its
+-- error's. Cancelled and expired jobs say nothing of a version, nor does one that an operator gave
+-- its attempts again: that took hours.
+local function tell_outcome(state, now, cache, tokens, code)
+  if (state ~= 'succeeded' and state ~= 'failed') or get('revived') then return end
+  local taken = seconds(now - (get_number('created_at') or now))
+  tell_rollout('s', state, 'c', cache, 't', taken, 'n', tokens, 'e', code)
 end
 
 local function held(fence) return get('state') == 'running' and get('fence') == fence end

@@ -7,6 +7,9 @@
 -- ARGV[6]  how many attempts a job has
 -- ARGV[7]  how long a dead job's record is kept, in milliseconds
 -- ARGV[8]  the failed result, msgpack, in case it stays the last one
+-- ARGV[9]  its cache state
+-- ARGV[10] the number of its completion's tokens
+-- ARGV[11] its error's code, or ''
 --
 -- Returns the state after: 'queued', 'failed', what a cancel or the deadline made of it, or nothing
 -- if the claim was lost.
@@ -16,6 +19,7 @@ if held(ARGV[4]) then
   if get_number('attempt') >= tonumber(ARGV[6]) then
     set('result', ARGV[8])
     bury(KEYS[4], ARGV[7], now)
+    tell_outcome('failed', now, ARGV[9], ARGV[10], ARGV[11])
   else
     local due = now + tonumber(ARGV[5])
     set('not_before', seconds(due), 'ended_attempt', ARGV[4])

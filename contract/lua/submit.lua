@@ -8,12 +8,13 @@
 -- ARGV[6]  how many jobs of the template may wait, or '' for no limit
 -- ARGV[7]  digest of the input
 -- ARGV[8]  seconds until it is rung for again, should nobody have claimed it
--- ARGV[9..] further fields of the record and their values
+-- ARGV[9]  the template's revision when its version was chosen, or '' when the caller named one
+-- ARGV[10]  number of the version
+-- ARGV[11..]  further fields of the record and their values
 --
 -- Returns {'created' | 'existing', id, state, queue}, {'conflict', id, state}, {'full'},
--- {'over_queued', limit} or {'over_rate', seconds until there is room}.
--- The record of the key's first job is not in KEYS: its name is read from KEYS[6] and differs
--- from KEYS[1] in the last 32 characters only.
+-- {'over_queued', limit}, {'over_rate', seconds until there is room} or {'moved'}: the template was
+-- changed since, or the version retired.
 
 local waiting, idempotency = KEYS[4], KEYS[6]
 local now = server_time()
@@ -22,18 +23,17 @@ local now = server_time()
 if get('state') then return {'created', job.id, get('state'), get('queue')} end
 
 if idempotency then
-  local first = redis.call('GET', idempotency)
-  if first then
-    local record = string.sub(job.record, 1, -33) .. string.sub(first, -32)
-    local state = redis.call('HGET', record, 'state')
-    if state then
-      if redis.call('HGET', record, 'input_digest') ~= ARGV[7] then
-        return {'conflict', first, state}
-      end
-      redis.call('HINCRBY', record, 'submits', 1)
-      return {'existing', first, state, redis.call('HGET', record, 'queue')}
-    end
-  end
+  local found = first_under(idempotency, ARGV[7])
+  if found then return found end
+end
+
+-- The template's keys are named here, for those who submit may only read them.
+local template = beside_queued('template:' .. string.sub(waiting, #beside_queued('waiting:') + 1))
+local revision = redis.call('GET', template .. ':revision') or '0'
+if ARGV[9] ~= '' then
+  if revision ~= ARGV[9] then return {'moved'} end
+elseif redis.call('HGET', template .. ':retired', ARGV[10]) then
+  return {'moved'}
 end
 
 local function full(limit) return redis.call('ZCOUNT', waiting, seconds(now), '+inf') >= limit end
@@ -58,7 +58,7 @@ local life_ms = math.ceil(tonumber(ARGV[4]) * 1000 + tonumber(ARGV[5]))
 -- First of all writes: a Redis that is out of memory refuses this one, and nothing is written.
 set('state', 'queued', 'input_digest', ARGV[7], 'submits', '1',
   'created_at', seconds(now), 'deadline_at', seconds(deadline_at),
-  'attempt', '0', 'fence', '0', unpack(ARGV, 9))
+  'attempt', '0', 'fence', '0', 'revision', revision, unpack(ARGV, 11))
 redis.call('PEXPIRE', job.record, string.format('%d', life_ms))
 redis.call('ZADD', job.queued, seconds(now + tonumber(ARGV[8])), job.id)
 redis.call('ZADD', waiting, seconds(deadline_at), job.id)

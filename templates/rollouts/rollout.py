@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
+from contract.canonical import canonical_json
 from templates.rollouts.split import takes
 
 
@@ -82,6 +84,14 @@ class Rollout:
     @property
     def last_step(self) -> bool:
         return self.step == len(self.plan.steps) - 1
+
+    def key_of(self, variables: Mapping[str, Any]) -> str | None:
+        """The key in a job's variables; None when there is none, and its id decides."""
+        name = self.plan.sticky_key
+        if name is None or name not in variables:
+            return None
+        value = variables[name]
+        return value if isinstance(value, str) else canonical_json(value)
 
     def version_for(self, tenant: str, key: str) -> int:
         """The version of a job whose sticky key (or id) this is."""

@@ -116,7 +116,7 @@ def _use_spec(spec: TemplateSpec) -> None:
     parse_bundle(parse_documents(bundle_text([spec], {"production": 0})), source="its bundle")
 
 
-def _check(address: str, variables: Any) -> None:
+def _check(address: str, variables: Any, _key: str | None) -> None:
     parse_address(address)
     _CHECKER.check(_VERSION, variables)
 

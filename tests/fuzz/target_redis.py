@@ -15,7 +15,7 @@ from contract.record_hash import Hash, asked, view_of
 from contract.settings import Settings
 from contract.types import CacheInfo, CacheState, Job, JobError, JobState, Result, Usage
 from templates.fill import filled_text
-from templates.registry import read_refs, version_number
+from templates.stored import read_refs, version_number
 from templates.version import PublishedVersion
 from tests.fuzz.judge import Found, bounded, judged
 from tests.fuzz.mutations import BYTES, PLAIN, TEXTS, edited, edited_plain

@@ -12,6 +12,7 @@ from structlog.testing import CapturingLogger
 from contract import keys
 from contract.codec import pack, unpack
 from contract.errors import InvalidInput
+from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import VersionRef
 from templates.registry import Registry
@@ -70,6 +71,32 @@ def test_patterns_choose_templates(
     for address in ("globex/triage", "acme/triage", "acme/tagging"):
         publish(registry, address)
     assert addresses(make_catalog(*patterns)) == expected
+
+
+@pytest.mark.parametrize("key", [keys.templates("acme"), keys.versions("acme", "triage")])
+def test_tenant_whose_keys_cannot_be_read_is_served_as_it_was(
+    registry: Registry, make_catalog: MakeCatalog, client: Client, key: str
+) -> None:
+    """Its admin can write them; the other tenants' new templates are found all the same."""
+    publish(registry, "acme/triage")
+    catalog = make_catalog()
+    assert addresses(catalog) == ["acme/triage"]
+    client.delete(key)
+    client.set(key, "no longer what it was")
+    publish(registry, "globex/triage")
+    assert addresses(catalog) == ["acme/triage", "globex/triage"]
+
+
+def test_labels_that_cannot_be_read_keep_nothing_from_being_served(
+    registry: Registry, make_catalog: MakeCatalog, client: Client
+) -> None:
+    """There is only nothing to warm before the first job."""
+    publish(registry, "acme/triage")
+    catalog = make_catalog()
+    client.delete(keys.labels("acme", "triage"))
+    client.set(keys.labels("acme", "triage"), "no longer what it was")
+    [served] = catalog.refresh()
+    assert catalog.labelled(served) == []
 
 
 def test_nothing_published_is_nothing_served(make_catalog: MakeCatalog) -> None:

@@ -13,10 +13,10 @@ from contract import keys
 from contract.celery_app import make_celery, ring
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.ids import new_job_id
-from contract.job_store import JobStore
+from contract.job_store import Claimed, JobStore
 from contract.redis_client import Client
 from contract.settings import Settings
-from contract.types import Job, VersionRef
+from contract.types import Job, JobState, Result, VersionRef
 from worker.janitor import LIMIT, Janitor
 
 QUEUE = keys.queue("acme", "triage", "a" * 64)
@@ -86,6 +86,32 @@ def test_running_job_whose_lease_ran_out_is_rung_for(rig: Rig) -> None:
     """Case Q1, and a message that came back too early: the record alone brings the job back."""
     job_id = rig.submit()
     rig.store.claim(job_id, "dead", 0.02)
+    _until_overdue()
+    assert rig.sweep() == 1
+    assert rig.rung == [(QUEUE, job_id)]
+
+
+def test_jobs_of_a_dead_worker_do_not_wait_for_a_backlog(rig: Rig) -> None:
+    """All are rung for in one sweep, whatever the next message is: the longest overdue last, since
+    a ring goes before those that are there.
+    """
+    dead = [rig.submit() for _ in range(3)]
+    rig.client.lpush(keys.messages(QUEUE), b"another job's")
+    for job_id in dead:
+        rig.store.claim(job_id, "dead", 0.02)
+        _until_overdue()
+    assert rig.sweep() == 3
+    assert rig.rung == [(QUEUE, job_id) for job_id in reversed(dead)]
+
+
+def test_job_that_failed_and_is_due_again_does_not_wait_for_a_backlog(rig: Rig) -> None:
+    """Its message was used up by the attempt that failed."""
+    job_id = rig.submit()
+    rig.client.lpush(keys.messages(QUEUE), b"another job's")
+    claim = rig.store.claim(job_id, "w1", 60.0)
+    assert isinstance(claim, Claimed)
+    failed = Result(job_id=job_id, ref=claim.job.ref, status=JobState.FAILED, attempt=1)
+    assert rig.store.retry(failed, claim.job.fence, 0.01) is JobState.QUEUED
     _until_overdue()
     assert rig.sweep() == 1
     assert rig.rung == [(QUEUE, job_id)]

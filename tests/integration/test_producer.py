@@ -227,7 +227,7 @@ class Stage:
         producer.submit("acme/triage", TICKET)
         parts: Any = producer._parts
         target, method = {
-            "resolve": (parts.versions, "resolve"),
+            "resolve": (parts.versions, "target"),
             "record": (parts.store, "submit_many"),
             "ring": (parts.bell, "ring"),
         }[name]

@@ -14,7 +14,7 @@ from contract.ids import parse_address
 from contract.redis_client import Client, connect
 from contract.settings import Settings
 from contract.types import VersionRef
-from templates import registry as registry_module
+from templates import reading, registry as registry_module
 from templates.registry import Registry
 from tests.support.published import COMPILED, MODEL, make_spec
 
@@ -75,19 +75,21 @@ def test_racing_publishers_get_one_number_per_content(admin_settings: Settings) 
 
 
 @pytest.mark.unrestricted("Redis holds the functions as they are; this breaks one")
-def test_without_the_number_check_racing_publishers_collide(
+def test_without_the_compare_and_set_racing_publishers_collide(
     client: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: the script takes any number, and two contents get the same one."""
     source = registry_module.script_source("publish")
-    broken = source.replace("if redis.call('HLEN', KEYS[2]) + 1 ~= tonumber(ARGV[2])", "if false")
+    broken = source.replace("if not as_decided() or", "if false and")
     assert broken != source
     for script, numbers in ((source, [1, 2]), (broken, [1, 1])):
         client.flushdb()
         monkeypatch.setattr(registry_module, "script_source", lambda _, s=script: s)
         registry = Registry(client, settings)
-        counts = iter([0, 0, 1])  # both read the count before either has written
-        monkeypatch.setattr(registry, "_count", lambda *_, c=counts: next(c))
+        before = registry.sight("acme", "triage")
+        sights = iter([before, before])  # both have looked before either has written
+        look = registry.sight
+        monkeypatch.setattr(registry, "sight", lambda *a, s=sights, f=look: next(s, None) or f(*a))
         refs = [publish(registry), publish(registry, text="Other: ")]
         assert [ref.version for ref in refs] == numbers
 
@@ -144,7 +146,7 @@ def test_a_version_is_read_once_per_process(registry: Registry, client: Any) -> 
 
 def test_kept_versions_are_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used version leaves the process's memory first."""
-    monkeypatch.setattr(registry_module, "_KEPT_VERSIONS", 2)
+    monkeypatch.setattr(reading, "_KEPT_VERSIONS", 2)
     refs = [publish(registry, text=f"Text {index}: ") for index in range(3)]
     for ref in (refs[0], refs[1], refs[0], refs[2]):
         registry.get(ref)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 # that goes away, and two real worker processes.
 PART = (
     "test_records.py",
+    "test_outcomes.py",
     "test_registry.py",
     "test_catalog.py",
     "test_janitor.py",

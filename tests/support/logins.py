@@ -27,7 +27,17 @@ _USERS = {
     Role.ADMIN: RedisUser(tenant="acme", role=Role.ADMIN),
     Role.WORKER: WORKER,
 }
-_OF_PRODUCERS = {"submit", "submit_many", "withdraw", "cancel", "get", "states", "notices"}
+_OF_PRODUCERS = {
+    "submit",
+    "submit_many",
+    "find",
+    "withdraw",
+    "cancel",
+    "get",
+    "score",
+    "states",
+    "notices",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,12 +25,19 @@ class Rig:
 
     store: JobStore
     advance: Callable[[float], None]
+    outcomes: Callable[[str], list[dict[str, str]]]  # what is in a stream `keys.outcomes`
 
     def submit(self, **terms: Any) -> str:
         ref = terms.pop("ref", REF)
         terms.setdefault("input_digest", "i" * 64)
         queue = keys.queue(ref.tenant, ref.template, "m" * 64)
-        job = Job(id=new_job_id(ref.tenant), ref=ref, queue=queue, variables={"ticket": "refund?"})
+        job = Job(
+            id=new_job_id(ref.tenant),
+            ref=ref,
+            queue=queue,
+            variables={"ticket": "refund?"},
+            rollout=terms.pop("rollout", ""),
+        )
         return self.store.submit(job, **terms).job_id
 
     def claim(self, job_id: str, worker: str = "w1", lease_s: float = 10.0) -> Claimed:
@@ -62,14 +69,23 @@ def memory_rig(settings: Settings) -> Rig:
     def advance(seconds: float) -> None:
         clock.now += seconds
 
-    return Rig(store=MemoryJobStore(settings, clock=clock), advance=advance)
+    store = MemoryJobStore(settings, clock=clock)
+    return Rig(store=store, advance=advance, outcomes=lambda key: store.outcomes[key])
 
 
 def redis_rig(client: Client, settings: Settings, store: JobStore | None = None) -> Rig:
     return Rig(
         store=store or RedisJobStore(client, settings),
         advance=lambda seconds: _age_all(client, seconds),
+        outcomes=lambda key: _entries(client, key),
     )
+
+
+def _entries(client: Any, key: str) -> list[dict[str, str]]:
+    return [
+        {name.decode(): value.decode() for name, value in fields.items()}
+        for _, fields in client.xrange(key)
+    ]
 
 
 def _age_all(client: Any, seconds: float) -> None:

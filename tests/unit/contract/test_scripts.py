@@ -33,7 +33,7 @@ def test_both_libraries_hold_all_that_clients_call() -> None:
     """Names fit what Redis takes, and the job library is not the registry's."""
     jobs, registry = job_library(), registry_library()
     assert {"submit", "claim", "commit", "cancel"} <= jobs.sources.keys()
-    assert registry.sources.keys() == {"publish", "label", "retire"}
+    assert registry.sources.keys() == {"publish", "move", "note"}
     for library in (jobs, registry):
         assert library.library.startswith(LIBRARY_PREFIX)
         assert library.library.replace("_", "").isalnum()

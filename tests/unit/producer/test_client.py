@@ -24,8 +24,11 @@ from contract.memory_store import MemoryJobStore
 from contract.settings import Settings
 from contract.types import JobError, JobState, Result, VersionRef
 from producer.bell import Ring
-from producer.client import Parts, Producer
+from producer.client import Producer
+from producer.enqueue import Parts
 from producer.handle import JobHandle
+from templates.reading import Target
+from templates.rollouts.rollout import Rollout
 from templates.version import PublishedVersion
 from tests.support.published import MODEL, make_spec, make_version
 
@@ -36,12 +39,23 @@ class Shelf:
     def __init__(self) -> None:
         self.versions = {1: make_version(), 2: make_version(make_spec(text="Two: "), number=2)}
         self.labels = {"production": 1}
+        self.revision = 0
+        self.rollout: Rollout | None = None
 
-    def resolve(self, address: TemplateAddress) -> VersionRef:
+    def target(self, address: TemplateAddress) -> Target:
         number = address.version or self.labels.get(address.label or "")
         if number not in self.versions or address.name != "triage":
             raise NotFound("no such template", given=address)
-        return self.versions[number].ref
+        revision = None if address.version else self.revision
+        if address.label != "production" or self.rollout is None:
+            return Target(revision=revision, stable=self.versions[number].ref)
+        canary = self.versions[self.rollout.plan.canary].ref
+        return Target(
+            revision=revision,
+            stable=self.versions[number].ref,
+            canary=canary,
+            rollout=self.rollout,
+        )
 
     def get(self, ref: VersionRef) -> PublishedVersion:
         return self.versions[ref.version]

@@ -17,7 +17,7 @@ BATCH = "0" * 16
 LIMIT = 1000
 
 
-def _anything(_template: str, _variables: Mapping[str, Any]) -> None:
+def _anything(_template: str, _variables: Mapping[str, Any], _key: str | None) -> None:
     """A template that takes all."""
 
 

@@ -26,7 +26,7 @@ from producer.batch import (
 REF = VersionRef(tenant="acme", template="triage", version=1, digest="d" * 64)
 
 
-def _check(_template: str, variables: Mapping[str, Any]) -> None:
+def _check(_template: str, variables: Mapping[str, Any], _key: str | None) -> None:
     if "ticket" not in variables:
         raise InvalidInput("$.ticket is missing", remedy="Give it.")
 
@@ -222,7 +222,7 @@ def test_line_without_any_template_is_bad() -> None:
 def test_redis_away_is_no_bad_line() -> None:
     """Trouble with Redis ends the check; it says nothing about the line."""
 
-    def check(_template: str, _variables: Mapping[str, Any]) -> None:
+    def check(_template: str, _variables: Mapping[str, Any], _key: str | None) -> None:
         raise RedisUnreachable("Redis cannot be reached")
 
     with pytest.raises(RedisUnreachable):

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result as Ran
 
 from contract.errors import InvalidInput, TimedOut
-from contract.types import JobError, JobState, Result, VersionRef
+from contract.job_store import JobView
+from contract.types import Job, JobError, JobState, Result, VersionRef
 from producer import batch_command, cli, commands
 from producer.batch import BatchLine
 from producer.commands import parse_pairs
@@ -33,9 +34,24 @@ PROPERTIES = {
 class _Handle:
     id: str
     state: JobState = JobState.SUCCEEDED
+    scores: dict[str, float] = field(default_factory=dict)
 
     def status(self) -> JobState:
         return self.state
+
+    def view(self) -> JobView:
+        return JobView(
+            job=Job(id=self.id, ref=REF, variables={}, rollout="c" * 16),
+            state=self.state,
+            worker="",
+            finished_at=None,
+            result=None,
+            cancel_requested=False,
+            scores=self.scores,
+        )
+
+    def score(self, name: str, value: float) -> None:
+        self.scores[name] = value
 
     def cancel(self) -> JobState:
         return JobState.CANCELLED
@@ -149,8 +165,30 @@ def test_status_and_cancel(producer: _Producer) -> None:
     """One word, or one object."""
     assert _run("status", "acme.0").stdout == "succeeded\n"
     assert _run("cancel", "acme.0").stdout == "cancelled\n"
-    assert json.loads(_run("status", "acme.0", "--json").stdout)["status"] == "succeeded"
+    assert json.loads(_run("status", "acme.0", "--json").stdout) == {
+        "job_id": "acme.0",
+        "status": "succeeded",
+        "template": "acme/triage",
+        "version": 1,
+        "rollout": "c" * 16,
+        "scores": {},
+    }
     assert json.loads(_run("cancel", "acme.0", "--json").stdout)["status"] == "cancelled"
+
+
+def test_a_score_may_be_below_zero(producer: _Producer) -> None:
+    """And is no option then; a word is wrong use."""
+    ran = _run("score", "acme.0", "quality", "-0.5", "--json")
+    assert json.loads(ran.stdout) == {"job_id": "acme.0", "name": "quality", "value": -0.5}
+    assert _run("score", "acme.0", "quality", "good").exit_code == 2
+    assert _run("score", "acme.0", "quality").exit_code == 2
+
+
+def test_a_sticky_key_goes_with_the_job(producer: _Producer) -> None:
+    """From the command line to the producer."""
+    _run("submit", "acme/triage", "--vars", "{}", "--sticky-key", "customer-7")
+    [(_, _, options)] = producer.submitted
+    assert options["sticky_key"] == "customer-7"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +232,7 @@ class _Jobs:
     keys: set[str] = field(default_factory=set)
     state: JobState = JobState.SUCCEEDED
 
-    def check(self, template: str, variables: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def check(self, template: str, variables: Mapping[str, Any], key: str | None) -> None:  # noqa: ARG002
         if "ticket" not in variables:
             raise InvalidInput("$.ticket is missing", remedy="Give it.")
 

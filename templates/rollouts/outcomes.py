@@ -1,0 +1,231 @@
+"""How the jobs of a rollout's two versions ended, as the job scripts wrote it down.
+
+A stream per version, `keys.outcomes`, to which the script that ends a job appends an entry with
+the fields of `JobOutcome`, and whoever scores a job one with `score` (a name), `value` and `job`. The tenant's producers can write these streams: what is no such entry is left
+out, and how much is read has a bound.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from contract import keys
+from contract.ids import is_name
+from contract.logs import get_logger
+from contract.redis_client import Client, errors_explained
+from contract.settings import Settings
+from templates.rollouts.intervals import percentile
+from templates.rollouts.rollout import Rollout
+
+log = get_logger(__name__)
+
+# The newest entries of a stream that are read; more make no comparison better.
+MAX_READ = 5000
+_MAX_BYTES = 4 * 2**20
+_BATCH = 250
+_MAX_NAMES = 32  # of scores
+_STATES = ("succeeded", "failed")
+_CACHE_STATES = ("hit", "miss", "off", "")
+_MAX_SECONDS = 366 * 86_400.0
+_END_OF_TIME = 253_402_300_800.0  # the year 10000
+_MAX_TOKENS = 10**6
+_CODE = re.compile(r"[a-z0-9_]{0,64}")
+_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutcome:
+    """How one job ended. Cancelled and expired ones are no outcomes."""
+
+    state: str  # succeeded or failed
+    cache: str  # hit, miss or off; "" when its workers died
+    seconds: float  # from submit to end, on the server's clock
+    tokens: int = 0  # of the completion
+    error: str = ""  # the code
+
+    @property
+    def failed(self) -> bool:
+        return self.state == "failed"
+
+    @classmethod
+    def read(cls, fields: Mapping[bytes, bytes]) -> Self:
+        """An entry of the stream. Raises ValueError, quoting nothing, for what is none."""
+        state, cache, error = (_text(fields, name) for name in (b"s", b"c", b"e"))
+        seconds, tokens = _number(fields, b"t"), _number(fields, b"n")
+        if state not in _STATES or cache not in _CACHE_STATES or not _CODE.fullmatch(error):
+            raise ValueError("no outcome")
+        if not 0 <= seconds <= _MAX_SECONDS or not 0 <= tokens <= _MAX_TOKENS:
+            raise ValueError("no outcome")
+        return cls(state=state, cache=cache, seconds=seconds, tokens=int(tokens), error=error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """What is known of one version's jobs in a window of time."""
+
+    jobs: tuple[JobOutcome, ...] = ()
+    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by name, one a job
+
+    @property
+    def answered(self) -> tuple[JobOutcome, ...]:
+        """Those that have an answer: only they say something of its cache, length and time."""
+        return tuple(job for job in self.jobs if not job.failed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Outcomes in numbers. Rates, seconds and means are None where there is no job to take them of.
+
+    All but `jobs`, `failed` and `failure_rate` are of the jobs that succeeded.
+    """
+
+    jobs: int
+    failed: int
+    failure_rate: float | None
+    fallback_rate: float | None  # the share whose cache state was not hit
+    p50_s: float | None  # from submit to end
+    p95_s: float | None
+    mean_tokens: float | None
+    scores: Mapping[str, tuple[int, float]]  # name -> how many, mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionOutcomes:
+    """One version's part in a rollout, since it began."""
+
+    role: str  # stable or canary
+    version: int
+    digest: str
+    summary: Summary
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        found = asdict(self.summary)
+        scores = {name: {"jobs": n, "mean": mean} for name, (n, mean) in found["scores"].items()}
+        return {
+            "role": self.role,
+            "version": self.version,
+            "digest": self.digest,
+            **found,
+            "scores": scores,
+        }
+
+
+def summarize(outcomes: Outcomes) -> Summary:
+    """Counts, rates, percentiles and means."""
+    jobs, answered = outcomes.jobs, outcomes.answered
+    failed = len(jobs) - len(answered)
+    seconds = sorted(job.seconds for job in answered)
+    fallbacks = sum(job.cache != "hit" for job in answered)
+    tokens = sum(job.tokens for job in answered)
+    return Summary(
+        jobs=len(jobs),
+        failed=failed,
+        failure_rate=failed / len(jobs) if jobs else None,
+        fallback_rate=fallbacks / len(answered) if answered else None,
+        p50_s=percentile(seconds, 0.5) if seconds else None,
+        p95_s=percentile(seconds, 0.95) if seconds else None,
+        mean_tokens=tokens / len(answered) if answered else None,
+        scores={
+            name: (len(values), math.fsum(values) / len(values))
+            for name, values in sorted(outcomes.scores.items())
+            if values
+        },
+    )
+
+
+def read_outcomes(
+    client: Client, settings: Settings, *, tenant: str, rollout: str, digest: str, since: float
+) -> Outcomes:
+    """What one version's jobs came to since a time of the server's (seconds since the epoch).
+
+    At most the newest MAX_READ entries, and no more once they have some megabytes.
+    """
+    key = keys.outcomes(tenant, rollout, digest)
+    jobs: list[JobOutcome] = []
+    scores: dict[str, dict[bytes, float]] = {}
+    unreadable = 0
+    for number, fields in enumerate(_newest(client, settings, key, since)):
+        try:
+            if b"score" in fields:
+                _add_score(scores, fields, number)
+            else:
+                jobs.append(JobOutcome.read(fields))
+        except ValueError:
+            unreadable += 1
+    if unreadable:
+        log.warning("outcomes_unreadable", tenant=tenant, rollout=rollout, entries=unreadable)
+    return Outcomes(
+        jobs=tuple(jobs), scores={name: tuple(of.values()) for name, of in scores.items()}
+    )
+
+
+def describe(
+    client: Client, settings: Settings, tenant: str, template: str, rollout: Rollout
+) -> list[VersionOutcomes]:
+    """What the jobs of both versions came to since the rollout began, the stable one's first."""
+    plan = rollout.plan
+    numbers = (plan.stable, plan.canary)
+    with errors_explained(settings):
+        digests = client.hmget(keys.versions(tenant, template), [str(n) for n in numbers])
+    rows = []
+    for role, number, digest in zip(("stable", "canary"), numbers, digests, strict=True):
+        name = "" if digest is None else digest.decode("ascii", "replace")
+        found = read_outcomes(
+            client,
+            settings,
+            tenant=tenant,
+            rollout=rollout.id,
+            digest=name,
+            since=rollout.started_at,
+        )
+        rows.append(
+            VersionOutcomes(role=role, version=number, digest=name, summary=summarize(found))
+        )
+    return rows
+
+
+def _newest(
+    client: Client, settings: Settings, key: str, since: float
+) -> Sequence[Mapping[bytes, bytes]]:
+    """Entries since a time, the newest first."""
+    found: list[Mapping[bytes, bytes]] = []
+    size, last, first = 0, "+", str(math.floor(max(0.0, min(since, _END_OF_TIME)) * 1000))
+    while len(found) < MAX_READ:
+        with errors_explained(settings):
+            batch: Any = client.xrevrange(key, last, first, count=_BATCH)
+        for entry_id, fields in batch:
+            found.append(fields)
+            size += sum(len(name) + len(value) for name, value in fields.items())
+            last = f"({entry_id.decode('ascii')}"
+        if len(batch) < _BATCH:
+            break
+        if size > _MAX_BYTES:
+            log.warning("outcomes_too_large", key=key, read=len(found), bytes=size)
+            break
+    return found[:MAX_READ]
+
+
+def _add_score(
+    scores: dict[str, dict[bytes, float]], fields: Mapping[bytes, bytes], number: int
+) -> None:
+    name, value = _text(fields, b"score"), _number(fields, b"value")
+    if not is_name(name) or (name not in scores and len(scores) >= _MAX_NAMES):
+        raise ValueError("no score")
+    # The newest of a job comes first; a job that was scored again counts once.
+    scores.setdefault(name, {}).setdefault(fields.get(b"job", b"%d" % number), value)
+
+
+def _text(fields: Mapping[bytes, bytes], name: bytes) -> str:
+    return fields.get(name, b"").decode("utf-8", "replace")
+
+
+def _number(fields: Mapping[bytes, bytes], name: bytes) -> float:
+    text = _text(fields, name)
+    if not _NUMBER.fullmatch(text):
+        raise ValueError("no number")
+    return float(text)
