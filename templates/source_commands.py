@@ -10,7 +10,6 @@ import click
 
 from contract.console import emit_json, emit_table, json_option, note, option
 from contract.errors import InvalidInput, TemplateRefused
-from contract.ids import check_name
 from templates.cli_tools import make_preparer, note_warnings, open_registry, strict_option
 
 if TYPE_CHECKING:
@@ -42,10 +41,11 @@ def sync(
     labels along. YAML files of other things and names with a dot in front are passed over.
     """
     from templates.folder import read_folder
+    from templates.rollouts.moves import check_label
     from templates.sync import apply_plan, make_plan
 
     if label is not None:
-        check_name("label", label)
+        check_label(label)
     found = read_folder(folder)
     if not found.files and not found.broken:
         raise InvalidInput(

@@ -6,7 +6,7 @@ already is left alone, and is not compiled again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,7 +15,9 @@ from contract.ids import DEFAULT_LABEL
 from templates.finding import Finding, finding_of
 from templates.folder import Folder, TemplateFile
 from templates.prepare import Prepared, Preparer
+from templates.reading import Sight
 from templates.registry import Registry, VersionSummary
+from templates.rollouts import moves
 from templates.version import version_digest
 
 Action = Literal["new_template", "new_version", "unchanged", "refused"]
@@ -23,14 +25,14 @@ Action = Literal["new_template", "new_version", "unchanged", "refused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelMove:
-    """A label that is to point elsewhere; None: nowhere."""
+    """A label that is to point elsewhere."""
 
     label: str
-    before: int | None
-    after: int | None
+    before: int | None  # None: nowhere
+    after: int
 
     def __str__(self) -> str:
-        return f"{self.label}: {self.before or 'none'} -> {self.after or 'none'}"
+        return f"{self.label}: {self.before or 'none'} -> {self.after}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class Step:
     action: Action
     version: int | None = None  # the number it has, or gets unless others publish meanwhile
     prefix_tokens: int | None = None
-    labels: tuple[LabelMove, ...] = ()  # those that come to point here, or go
+    labels: tuple[LabelMove, ...] = ()  # those that come to point here
     findings: tuple[Finding, ...] = ()  # warnings, or why it is refused
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,133 +127,150 @@ def _source(
     file: TemplateFile, registry: Registry, preparer: Preparer, label: str | None
 ) -> Source:
     try:
-        there = _versions(registry, file)
-        steps, prepared = _steps(file, there, preparer)
+        sight = registry.sight(*_names(file))
+        steps, prepared = _steps(file, sight, _there(registry, file), preparer)
         if all(step.action != "refused" for step in steps):
-            steps = _with_labels(file, steps, there, label)
+            steps = _with_labels(file, sight, steps, label)
     except (RedisUnreachable, RedisRefused):
         raise
     except PrefillqError as error:
-        steps, prepared = [_refused(file, finding_of(error))], [None]
+        steps, prepared = [_refused(file, error)], [None]
     return Source(file=file, steps=tuple(steps), prepared=tuple(prepared))
 
 
-def _versions(registry: Registry, file: TemplateFile) -> list[VersionSummary]:
-    tenant, _, name = file.template.partition("/")
+def _there(registry: Registry, file: TemplateFile) -> dict[str, VersionSummary]:
+    """The template's versions by digest."""
     try:
-        return registry.versions(tenant, name)
+        return {version.ref.digest: version for version in registry.versions(*_names(file))}
     except NotFound:
-        return []
+        return {}
 
 
 def _steps(
-    file: TemplateFile, there: Sequence[VersionSummary], preparer: Preparer
+    file: TemplateFile,
+    sight: Sight,
+    there: Mapping[str, VersionSummary],
+    preparer: Preparer,
 ) -> tuple[list[Step], list[Prepared | None]]:
-    known = {version.ref.digest: version.ref.version for version in there}
-    prefixes = {version.ref.version: version.prefix_tokens for version in there}
-    retired = {version.ref.version for version in there if version.retired}
+    new: dict[str, Step] = {}
+    number = max(sight.state.versions, default=0)
     steps: list[Step] = []
     prepared: list[Prepared | None] = []
     for spec, places in zip(file.bundle.specs, file.places, strict=True):
-        step = Step(path=file.path, template=file.template, action="unchanged")
         item = None
         try:
             digest = version_digest(spec, preparer.model(spec))
-            if digest in known:
-                number = known[digest]
-                step = replace(step, version=number, prefix_tokens=prefixes[number])
-                if number in retired:
-                    step = replace(step, findings=(_retired(file, number),))
+            if digest in there:
+                step = _unchanged(file, there[digest])
+            elif digest in new:  # twice in this file
+                step = replace(new[digest], action="unchanged", findings=())
             else:
                 item = preparer.prepare(spec, places=places)
-                number = known[digest] = len(known) + 1
-                prefixes[number] = len(item.compiled.prefix_ids)
-                step = replace(
-                    step,
-                    action="new_version" if there or number > 1 else "new_template",
+                number += 1
+                step = new[digest] = Step(
+                    path=file.path,
+                    template=file.template,
+                    action="new_template" if number == 1 else "new_version",
                     version=number,
-                    prefix_tokens=prefixes[number],
+                    prefix_tokens=len(item.compiled.prefix_ids),
                     findings=item.warnings,
                 )
         except PrefillqError as error:
-            step = _refused(file, finding_of(error))
+            step = _refused(file, error)
         steps.append(step)
         prepared.append(item)
     return steps, prepared
 
 
-def _with_labels(
-    file: TemplateFile, steps: list[Step], there: Sequence[VersionSummary], label: str | None
-) -> list[Step]:
-    """The steps with the labels' moves, refused where a label cannot be moved."""
-    now = {name: version.ref.version for version in there for name in version.labels}
-    new_template = not there
-    wanted = _wanted(file, steps, label)
-    if new_template and DEFAULT_LABEL not in wanted and file.bundle.labels is None:
-        wanted = {DEFAULT_LABEL: 0, **wanted}  # as publishing a template's first version does
-    placed = list(steps)
-    retired = {version.ref.version for version in there if version.retired}
-    for name, place in wanted.items():
-        step = placed[place]
-        if now.get(name) == step.version:
-            continue
-        if step.version in retired:
-            placed[place] = replace(
-                step, action="refused", findings=(_on_retired(file, step, name),)
-            )
-            continue
-        move = LabelMove(label=name, before=now.get(name), after=step.version)
-        placed[place] = replace(step, labels=(*step.labels, move))
-    return placed
-
-
-def _wanted(file: TemplateFile, steps: Sequence[Step], label: str | None) -> Mapping[str, int]:
-    """Label -> place of its version in the file."""
-    if file.bundle.labels is not None:
-        return file.bundle.labels
-    return {} if label is None else {label: len(steps) - 1}
-
-
-def _apply(source: Source, registry: Registry) -> Iterator[Step]:
-    tenant, _, name = source.file.template.partition("/")
-    steps: list[Step] = []
-    for step, item in zip(source.steps, source.prepared, strict=True):
-        if item is None:
-            steps.append(step)
-            continue
-        done = registry.publish(item.spec, item.compiled, item.model).version
-        moves = tuple(replace(move, after=done.ref.version) for move in step.labels)
-        steps.append(replace(step, version=done.ref.version, labels=moves))
-    first_of_all = source.steps[0].action == "new_template"
-    for step in steps:
-        for move in step.labels:
-            set_already = first_of_all and move.label == DEFAULT_LABEL
-            if move.after is not None and not (set_already and move.after == 1):
-                expect = 1 if set_already else move.before
-                registry.set_label(tenant, name, move.label, move.after, expect=expect)
-    labels = source.file.bundle.labels
-    if first_of_all and labels is not None and DEFAULT_LABEL not in labels:
-        registry.remove_label(tenant, name, DEFAULT_LABEL)  # the exported template had none
-    yield from steps
-
-
-def _refused(file: TemplateFile, finding: Finding) -> Step:
-    return Step(path=file.path, template=file.template, action="refused", findings=(finding,))
-
-
-def _retired(file: TemplateFile, number: int) -> Finding:
-    return Finding(
+def _unchanged(file: TemplateFile, there: VersionSummary) -> Step:
+    address = f"{file.template}@{there.ref.version}"
+    retired = Finding(
         level="warning",
         code="retired",
-        message=f"{file.template}@{number} has this content, and is retired",
-        remedy=f"'prefillq templates retire {file.template}@{number} --undo' brings it back.",
+        message=f"{address} has this content, and is retired",
+        remedy=f"'prefillq templates retire {address} --undo' brings it back.",
+    )
+    return Step(
+        path=file.path,
+        template=file.template,
+        action="unchanged",
+        version=there.ref.version,
+        prefix_tokens=there.prefix_tokens,
+        findings=(retired,) if there.retired else (),
     )
 
 
-def _on_retired(file: TemplateFile, step: Step, label: str) -> Finding:
-    return Finding(
-        level="error",
-        code="label_on_retired",
-        message=f"{label} is to point to {file.template}@{step.version}, which is retired",
-        remedy=f"'prefillq templates retire {file.template}@{step.version} --undo' brings it back.",
+def _with_labels(
+    file: TemplateFile, sight: Sight, steps: list[Step], label: str | None
+) -> list[Step]:
+    """The steps with the labels' moves, refused where a label cannot be moved.
+
+    Played on the template's state, by the rules that the registry goes by.
+    """
+    state, placed = sight.state, list(steps)
+    for step in steps:
+        if step.action != "unchanged":
+            state = moves.publish(state).state
+    for name, place in _wanted(file, label).items():
+        try:
+            move = moves.set_label(state, name, steps[place].version or 0)
+            if move is not None and sight.damage is not None:
+                raise sight.damage
+        except PrefillqError as error:
+            placed[place] = _refused(file, error)
+        else:
+            state = state if move is None else move.state
+    if _loses_production(file, steps):
+        state = moves.remove_label(state, DEFAULT_LABEL).state
+    for name, now in sorted(state.labels.items()):
+        before = sight.state.labels.get(name)
+        if before != now:
+            place = max(n for n, step in enumerate(steps) if step.version == now)
+            moved = LabelMove(label=name, before=before, after=now)
+            placed[place] = replace(placed[place], labels=(*placed[place].labels, moved))
+    return placed
+
+
+def _wanted(file: TemplateFile, label: str | None) -> Mapping[str, int]:
+    """Label -> place of its version in the file."""
+    if file.bundle.labels is not None:
+        return file.bundle.labels
+    return {} if label is None else {label: 0}
+
+
+def _loses_production(file: TemplateFile, steps: Sequence[Step]) -> bool:
+    """A template's first version gets that label; an exported one may have had it nowhere."""
+    labels = file.bundle.labels
+    new = steps[0].action == "new_template"
+    return new and labels is not None and DEFAULT_LABEL not in labels
+
+
+def _apply(source: Source, registry: Registry) -> list[Step]:
+    file, why = source.file, f"sync of {source.file.path}"[:200]
+    steps: list[Step] = []
+    for step, item in zip(source.steps, source.prepared, strict=True):
+        number = step.version
+        if item is not None:
+            done = registry.publish(item.spec, item.compiled, item.model, why=why)
+            number = done.version.ref.version
+        labels = tuple(replace(move, after=number or move.after) for move in step.labels)
+        steps.append(replace(step, version=number, labels=labels))
+    new = source.steps[0].action == "new_template"
+    for move in (move for step in steps for move in step.labels):
+        # Publishing a template's first version has set this one.
+        before = 1 if new and move.label == DEFAULT_LABEL else move.before
+        registry.set_label(*_names(file), move.label, move.after, expect=before, why=why)
+    if _loses_production(file, source.steps):
+        registry.remove_label(*_names(file), DEFAULT_LABEL, expect=1, why=why)
+    return steps
+
+
+def _names(file: TemplateFile) -> tuple[str, str]:
+    tenant, _, name = file.template.partition("/")
+    return tenant, name
+
+
+def _refused(file: TemplateFile, error: PrefillqError) -> Step:
+    return Step(
+        path=file.path, template=file.template, action="refused", findings=(finding_of(error),)
     )

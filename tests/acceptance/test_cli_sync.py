@@ -58,9 +58,7 @@ def test_a_refused_file_gives_5_and_publishes_nothing(
     assert ran.code == 5
     assert "refused" in ran.out
     assert "new template" in ran.out
-    assert (
     assert "acme/bad cannot be published; given: line 6: message 1 spells" in ran.err
-    )
     assert command_line.run("templates", "list", "--json").json == {"templates": []}
     data = command_line.run("templates", "sync", folder, "--json")
     assert (data.code, data.json["refused"], data.json["new_template"]) == (5, 1, 1)

@@ -14,7 +14,9 @@ from contract.settings import Settings
 from templates.folder import read_folder
 from templates.prepare import Preparer
 from templates.registry import Registry
-from templates.sync import Plan, apply_plan, make_plan
+from templates.rollouts.control import Rollouts
+from templates.rollouts.rollout import Plan
+from templates.sync import Plan as SyncPlan, apply_plan, make_plan
 from templates.transfer import bundle_text, spec_text
 from tests.support.templates import RULES, make_spec
 
@@ -38,7 +40,7 @@ class Source:
         path.write_text(spec_text(make_spec(name, rules=rules, **more)), "utf-8")
         return path
 
-    def plan(self, *, label: str | None = None) -> Plan:
+    def plan(self, *, label: str | None = None) -> SyncPlan:
         return make_plan(read_folder(self.folder), self.registry, self.preparer, label=label)
 
     def sync(self, *, label: str | None = None) -> list[tuple[str, int | None]]:
@@ -153,7 +155,35 @@ def test_retired_content_is_told_and_gets_no_label(source: Source, registry: Reg
     (step,) = source.plan().steps
     assert (step.action, [f.code for f in step.findings]) == ("unchanged", ["retired"])
     (step,) = source.plan(label="staging").steps
-    assert (step.action, [f.code for f in step.findings]) == ("refused", ["label_on_retired"])
+    assert (step.action, [f.code for f in step.findings]) == ("refused", ["conflict"])
+    assert "is retired" in step.findings[0].message
+
+
+def test_a_label_that_a_rollout_is_about_stays(source: Source, registry: Registry) -> None:
+    """Files publish during a rollout; where its label points only the rollout decides."""
+    source.write("notes")
+    source.sync()
+    source.write("notes", rules=RULES + " Be brief.")
+    source.sync()
+    plan = Plan(label="production", stable=1, canary=2, steps=(10_000,), bake_s=60.0)
+    Rollouts(registry).start("acme", "notes", plan)
+    (step,) = source.plan(label="production").steps
+    assert (step.action, [f.code for f in step.findings]) == ("refused", ["conflict"])
+    assert "a rollout of acme/notes is about the label production" in step.findings[0].message
+    assert not source.plan(label="staging").refused
+    source.write("notes", rules=RULES + " Be kind.")
+    assert source.sync() == [("new_version", 3)]
+
+
+def test_the_journal_names_the_file(source: Source, registry: Registry) -> None:
+    """Whoever looks for the reason of a move finds where it came from."""
+    source.write("notes")
+    source.sync(label="staging")
+    entries = registry.journal("acme", "notes")
+    assert [(entry.action, entry.why) for entry in entries] == [
+        ("publish", "sync of notes.yaml"),
+        ("label", "sync of notes.yaml"),
+    ]
 
 
 def test_a_bundle_brings_its_versions_and_labels(source: Source, registry: Registry) -> None:
