@@ -19,7 +19,7 @@ from contract.console import (
 )
 from contract.errors import InvalidInput
 from contract.ids import parse_address
-from templates import diff_command, file_commands, source_commands
+from templates import diff_command, file_commands, orphans_command, source_commands
 from templates.cli_tools import (
     check_no_selector,
     files_argument,
@@ -216,6 +216,13 @@ def retire(settings: Settings, *, address: str, undo: bool, as_json: bool) -> No
         note(f"{template}@{number} {'takes jobs again' if undo else 'is retired'}")
 
 
-_COMMANDS = (*file_commands.ALL, diff_command.diff, *source_commands.ALL, rollout, history)
+_COMMANDS = (
+    *file_commands.ALL,
+    *source_commands.ALL,
+    diff_command.diff,
+    orphans_command.orphans,
+    rollout,
+    history,
+)
 for _command in _COMMANDS:
     templates.add_command(_command)
