@@ -31,6 +31,7 @@ from worker.prefixes import PrefixService
 from worker.presence import Presence
 from worker.refusals import REFUSALS
 from worker.ringing import Ring, ring_first
+from worker.rollouts.shadow import ShadowQueue
 from worker.rollouts.work import RolloutWork
 from worker.runner import JobRunner
 
@@ -100,6 +101,7 @@ class WorkerService:
             draining=lambda: self.shutdown.draining,
             device_lost=self._device_lost,
             ring=self._ring,
+            shadow=ShadowQueue(self.client, self.settings).offer,
         )
         self.rollouts = RolloutWork(
             client=self.client,
@@ -113,6 +115,7 @@ class WorkerService:
             warm=self.options.warm,
             serving=lambda: self.serving,
             draining=lambda: self.shutdown.draining,
+            busy=self._busy,
         )
         log.info("model_loaded", model=self.model.label, digest=self.folder.model_digest)
 
@@ -122,6 +125,10 @@ class WorkerService:
         for the next row to be free. The model must be loaded.
         """
         return self.engine.batch_size + self.engine.batch_size // 8
+
+    def _busy(self) -> bool:
+        """True when the worker has something better to do than what nobody waits for."""
+        return self.shutdown.draining or self.leases.running >= self.engine.batch_size
 
     def start(self) -> None:
         """Start renewing leases, reporting, sweeping and following the registry.

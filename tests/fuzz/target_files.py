@@ -22,8 +22,9 @@ from contract.settings import Settings
 from producer.batch import BadLine, Output, batch_name, lines_of, read_lines
 from producer.validate import VariablesChecker
 from templates.lint import lint_spec
-from templates.spec import TemplateSpec, parse_documents, parse_spec
+from templates.spec import TemplateSpec, parse_spec
 from templates.transfer import bundle_text, parse_bundle, spec_text
+from templates.yaml_source import parse_documents
 from tests.fuzz.judge import Found, check_shown, judged
 from tests.fuzz.mutations import BYTES, PLAIN, TEXTS, edited, edited_json, edited_plain
 from tests.fuzz.targets import Target

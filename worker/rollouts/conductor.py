@@ -27,6 +27,7 @@ from worker.presence import list_workers
 from worker.rollouts.decide import Decision, after_gates, while_baking, while_warming
 from worker.rollouts.gates import Interrupted
 from worker.rollouts.seams import Moves, Tries, Versions
+from worker.rollouts.shadow import Shadowing
 from worker.rollouts.turns import Turns
 from worker.rollouts.warmth import warmth_of
 
@@ -103,6 +104,26 @@ class Conductor:
 
         for (tenant, name), rollout in self._active.items():
             if rollout.phase is not Phase.GATES:
+                self._guarded(tenant, name, rollout, add)
+        return found
+
+    def shadowing(self) -> list[Shadowing]:
+        """Rollouts whose canary passed its gates here and answers copies of jobs, unseen."""
+        found: list[Shadowing] = []
+
+        def add(seen: Look) -> None:
+            if self._serves(seen):
+                found.append(
+                    Shadowing(
+                        tenant=seen.tenant,
+                        name=seen.name,
+                        rollout=seen.rollout,
+                        canary=seen.canary,
+                    )
+                )
+
+        for (tenant, name), rollout in self._active.items():
+            if rollout.plan.shadow and rollout.phase is not Phase.GATES:
                 self._guarded(tenant, name, rollout, add)
         return found
 

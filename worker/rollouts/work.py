@@ -17,13 +17,16 @@ from worker.prefixes import PrefixService
 from worker.rollouts.conductor import LOOK_S, Conductor
 from worker.rollouts.drain import Drain
 from worker.rollouts.gates import Gates
+from worker.rollouts.shadow import LOOK_S as SHADOW_LOOK_S, ShadowQueue, ShadowRunner
 from worker.rollouts.warmth import Warmer
 
 UPKEEP_S = 2.0
 
 
 class RolloutWork:
-    """Three threads: what takes long (gates, a prefill) must not keep a failing canary waiting."""
+    """Threads of their own: what takes long (gates, a prefill, a shadow's answer) must not keep a
+    failing canary waiting.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class RolloutWork:
         warm: Literal["none", "all"],
         serving: Callable[[], list[Served]],
         draining: Callable[[], bool],
+        busy: Callable[[], bool],  # True: jobs want all of the engine, or the worker ends
     ) -> None:
         self.warmer = Warmer(prefixes=prefixes, model=answers.model)
         self.drain = Drain(catalog=catalog, store=store, prefixes=prefixes)
@@ -52,6 +56,13 @@ class RolloutWork:
             matches=catalog.matches,
             draining=draining,
         )
+        self.shadow = ShadowRunner(
+            queue=ShadowQueue(client, settings),
+            store=store,
+            answers=answers,
+            shadowing=self.conductor.shadowing,
+            busy=busy,
+        )
         self._catalog = catalog
         self._warm = warm
         self._serving = serving
@@ -62,6 +73,7 @@ class RolloutWork:
             Periodic("conductor", self.conductor.look, interval_s=LOOK_S),
             Periodic("gates", self.conductor.try_versions, interval_s=LOOK_S),
             Periodic("upkeep", self._keep_up, interval_s=UPKEEP_S),
+            Periodic("shadow", self.shadow.look, interval_s=SHADOW_LOOK_S),
         ]
 
     def warm_labelled(self, serving: list[Served]) -> None:
