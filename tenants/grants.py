@@ -168,6 +168,7 @@ def _worker() -> list[Grant]:
             on=_read_write(dead),
         ),
         Grant(purpose="waiting jobs of a template", commands="zadd zrem", on=_write(waiting)),
+        Grant(purpose="how many they are, for metrics", commands="zcount", on=_read(waiting)),
         Grant(purpose="tell of ended jobs", commands="publish", on=(f"&{keys.notices('*')}",)),
         Grant(
             purpose="take messages, put them back, ring again, see whose turn is next",
