@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -82,8 +82,15 @@ def test_an_address_of_no_interface_is_a_bad_setting(host: str) -> None:
         Endpoint(CollectorRegistry(), host=host, port=0)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may open every port")
-def test_a_port_that_is_not_ours_to_open_is_a_bad_setting() -> None:
+def test_a_port_that_is_not_ours_to_open_is_a_bad_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those under 1024 are for a user; the tests may run as root."""
+
+    def refuse(_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(endpoint.TCPServer, "server_bind", refuse)
     with pytest.raises(SettingsError, match="--metrics-port"):
         Endpoint(CollectorRegistry(), host="127.0.0.1", port=80)
 
