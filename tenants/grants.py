@@ -255,6 +255,7 @@ def _worker() -> list[Grant]:
             commands="set get",
             on=_read_write(keys.conductor("*", "*")),
         ),
+        Grant(purpose="how many they are, for metrics", commands="zcount", on=_read(waiting)),
         Grant(purpose="tell of ended jobs", commands="publish", on=(f"&{keys.notices('*')}",)),
         Grant(
             purpose="take messages, put them back, ring again, see whose turn is next",

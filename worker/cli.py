@@ -156,6 +156,22 @@ def worker() -> None:
     help="Seconds without a step of any running job after which the process ends; 0: never.",
 )
 @option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve metrics for Prometheus on this port; 0: any that is free. Default: none.",
+)
+@option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to serve them on. Whoever reaches it can read them.",
+)
+@option(
+    "--metrics-tenant",
+    is_flag=True,
+    help="Label the metrics with tenants too; without it none is named or told apart.",
+)
+@option(
     "--audit",
     envvar="PREFILLQ_AUDIT",
     is_flag=True,
@@ -181,6 +197,9 @@ def start(
     threads: int | None,
     grace: float,
     watchdog: float,
+    metrics_port: int | None,
+    metrics_host: str,
+    metrics_tenant: bool,
     trust_remote_code: bool,
     audit: bool,
     as_json: bool,
@@ -218,6 +237,9 @@ def start(
             threads=threads,
             grace_s=grace,
             watchdog_s=watchdog,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
+            metrics_tenant=metrics_tenant,
             audit=audit,
             trust_remote_code=trust_remote_code,
         ),

@@ -31,4 +31,7 @@ class WorkerOptions:
     grace_s: float = 25.0  # what running jobs have to end in after SIGTERM
     watchdog_s: float = 300.0  # without a step of any job the process ends; 0: never
     trust_remote_code: bool = False  # run the code that a model's folder brings
+    metrics_port: int | None = None  # 0: any that is free; None: no metrics
+    metrics_host: str = "127.0.0.1"
+    metrics_tenant: bool = False  # tenants become a label, and their names are told
     audit: bool = False  # recompute an entry's checksum after every job

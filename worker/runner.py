@@ -17,6 +17,7 @@ from worker.leases import HeldLease, LeaseKeeper
 from worker.outcome import Answer, failed, failed_with, log_finished, make_result
 from worker.ringing import Ring
 from worker.trouble import passing_trouble
+from worker.watcher import AttemptEnd, Watcher
 
 log = get_logger(__name__)
 
@@ -51,8 +52,10 @@ class JobRunner:
         device_lost: Callable[[], None] = lambda: None,
         ring: Ring = lambda _queue, _job_id: None,
         shadow: Callable[[Job], None] = lambda _job: None,
+        watcher: Watcher | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._watcher = watcher or Watcher()
         self._worker_id = worker_id
         self._store = store
         self._answers = answers
@@ -76,6 +79,7 @@ class JobRunner:
         if isinstance(claim, Refused):
             tell = log.error if claim.reason == "dead" else log.info
             tell("job_refused", job_id=job_id, reason=claim.reason)
+            self._watcher.claim_refused(claim.reason)
             return None
         started = self._clock()
         fence = claim.job.fence
@@ -83,6 +87,7 @@ class JobRunner:
             try:
                 answer = self._answer(claim.job, lease, claimed_at=started)
             except (RedisUnreachable, RedisRefused, JobReturned):
+                self._watcher.attempt_ended("returned")
                 self._release(job_id, fence)
                 raise
             result = make_result(
@@ -101,9 +106,12 @@ class JobRunner:
             commit_s = self._clock() - commit_started
         if committed is None:
             log.warning("commit_refused", job_id=job_id, fence=fence)
+            self._watcher.attempt_ended("lost")
             return None
         committed = with_commit_time(committed, commit_s)
         log_finished(committed)
+        self._watcher.attempt_ended("ended")
+        self._watcher.job_finished(committed)
         self._note_commit(job_id, fence, commit_s)
         self._offer_shadow(claim.job, committed)
         return committed
@@ -121,7 +129,10 @@ class JobRunner:
         if state is JobState.FAILED:
             log.error("job_dead", job_id=result.job_id, attempt=result.attempt, error=code)
             log_finished(result)
+            self._watcher.attempt_ended("dead")
+            self._watcher.job_finished(result)
             return result
+        self._watcher.attempt_ended(_end_of(state))
         log.warning(
             "job_tried_later",
             job_id=result.job_id,
@@ -163,6 +174,7 @@ class JobRunner:
                 if lease.beat() >= give_up or lease.stop_reason() == "lost":
                     # Not lost for good: the lease ends, and the job runs again.
                     log.error("commit_given_up", job_id=job_id, error=str(error))  # noqa: TRY400
+                    self._watcher.attempt_ended("given_up")
                     raise
                 if not waits:
                     log.warning("commit_waits", job_id=job_id, error=str(error))
@@ -197,3 +209,11 @@ class JobRunner:
                 self._ring(held_back.queue, held_back.job_id)
             except PrefillqError as error:  # the janitor rings
                 log.warning("not_rung", job_id=held_back.job_id, error=str(error))
+
+
+def _end_of(state: JobState | None) -> AttemptEnd:
+    """What became of an attempt that was to be tried again."""
+    if state is None:
+        return "lost"
+    # A cancel or the deadline may have ended the job meanwhile.
+    return "tried_later" if state is JobState.QUEUED else "ended"

@@ -8,7 +8,7 @@ import socket
 import time
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contract.errors import PrefillqError
 from contract.logs import get_logger
@@ -34,6 +34,10 @@ from worker.ringing import Ring, ring_first
 from worker.rollouts.shadow import ShadowQueue
 from worker.rollouts.work import RolloutWork
 from worker.runner import JobRunner
+from worker.watcher import Watcher
+
+if TYPE_CHECKING:  # prometheus_client is imported where metrics are wanted
+    from worker.metrics.exporter import Exporter
 
 log = get_logger(__name__)
 
@@ -50,6 +54,9 @@ class WorkerService:
         self.settings = settings
         self.options = options
         self.worker_id = new_worker_id()
+        # First: that its port is taken is said before a model is hashed and loaded.
+        self.exporter = _open_exporter(options)
+        self.watcher = self.exporter.jobs if self.exporter else Watcher()
         self.client = connect(settings)
         self.registry = Registry(self.client, settings)
         self.store = RedisJobStore(self.client, settings)
@@ -102,6 +109,7 @@ class WorkerService:
             device_lost=self._device_lost,
             ring=self._ring,
             shadow=ShadowQueue(self.client, self.settings).offer,
+            watcher=self.watcher,
         )
         self.rollouts = RolloutWork(
             client=self.client,
@@ -141,7 +149,7 @@ class WorkerService:
             settings=self.settings,
             store=self.store,
             worker_id=self.worker_id,
-            ring=self._ring,
+            ring=self._ring_again,
         )
         self._threads = [
             Periodic("catalog", self.refresh, interval_s=REFRESH_S),
@@ -156,6 +164,8 @@ class WorkerService:
                     interval_s=min(5.0, self.options.watchdog_s / 4),
                 )
             )
+        if self.exporter:
+            self._threads.append(self._follow(self.exporter))
         for thread in self._threads:
             thread.start()
         self.leases.start()
@@ -171,7 +181,21 @@ class WorkerService:
             self.presence.stop()
         except PrefillqError as error:
             log.warning("presence_not_removed", error=str(error))
+        if self.exporter:
+            self.exporter.close()
         self.client.close()
+
+    def _follow(self, exporter: Exporter) -> Periodic:
+        """Show this worker's state in its metrics; the thread that looks at the queues."""
+        from worker.metrics.queues import INTERVAL_S, QueueLengths
+
+        queues = QueueLengths(self.client, self.settings, served=lambda: _names(self.serving))
+        exporter.follow(self.describe, queues.lengths)
+        return Periodic("queue-lengths", queues.look, interval_s=INTERVAL_S)
+
+    def _ring_again(self, queue: str, job_id: str) -> None:
+        self._ring(queue, job_id)
+        self.watcher.rung_again()
 
     def _device_lost(self) -> None:
         self.failure = DeviceLost(
@@ -185,6 +209,7 @@ class WorkerService:
         """Look at the registry again; `serving` changes once new versions are warm."""
         found = self.catalog.refresh()
         self.rollouts.warm_labelled(found)
+        self.watcher.serving(_names(found))
         self.serving = found
 
     def describe(self) -> dict[str, Any]:
@@ -205,6 +230,7 @@ class WorkerService:
             "batch_size": self.engine.batch_size,
             "running": self.leases.running,
             "draining": self.shutdown.draining,
+            "metrics": self.exporter.address if self.exporter else None,
             "refused_messages": REFUSALS.counts(),
             "templates": [f"{served.tenant}/{served.template}" for served in self.serving],
             "cache": {
@@ -235,3 +261,20 @@ class WorkerService:
                 for warm in self.prefixes.warm_versions()
             ],
         }
+
+
+def _names(served: list[Served]) -> list[tuple[str, str]]:
+    return [(one.tenant, one.template) for one in served]
+
+
+def _open_exporter(options: WorkerOptions) -> Exporter | None:
+    if options.metrics_port is None:
+        return None
+    from worker.metrics.exporter import Exporter
+
+    return Exporter(
+        host=options.metrics_host,
+        port=options.metrics_port,
+        model_name=options.model,
+        by_tenant=options.metrics_tenant,
+    )

@@ -163,6 +163,9 @@ def test_start_passes_every_option_on(started: Started) -> None:
         *("--chunk-tokens", "64"),
         *("--suffix-bytes", "256M"),
         *("--threads", "3"),
+        *("--metrics-port", "9464"),
+        *("--metrics-host", "192.0.2.7"),
+        "--metrics-tenant",
         "--audit",
         "--json",
     )
@@ -181,6 +184,9 @@ def test_start_passes_every_option_on(started: Started) -> None:
         chunk_tokens=64,
         suffix_bytes=256 * MIB,
         threads=3,
+        metrics_port=9464,
+        metrics_host="192.0.2.7",
+        metrics_tenant=True,
         audit=True,
     )
     assert started.logs["force_json"] is True
