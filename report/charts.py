@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree as ET  # noqa: S405 - reads what matplotlib wrote a moment ago
+from xml.etree import ElementTree as ET
 
+from contract.console import one_line
 from contract.errors import PrefillqError
 from report.lines import STAGES
 
@@ -123,8 +124,7 @@ def _figure(height_in: float) -> tuple[Figure, Axes]:
 def _rows(names: Sequence[str], *, legend_rows: int = 0) -> tuple[Figure, Axes]:
     """A figure for horizontal bars, the first name on top."""
     figure, axes = _figure(0.7 + 0.2 * legend_rows + _ROW_IN * len(names))
-    shown = [name if len(name) <= _NAME_CHARS else f"{name[: _NAME_CHARS - 3]}..." for name in names]
-    axes.set_yticks(range(len(names)), shown)
+    axes.set_yticks(range(len(names)), [one_line(name, limit=_NAME_CHARS) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
@@ -279,7 +279,7 @@ def _inline(figure: Figure, name: str) -> str:
     """The figure as one `<svg>` element for a page: no document type, own ids, our colours."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None}, transparent=True)
-    root = ET.fromstring(drawn.getvalue())  # noqa: S314 - see above
+    root = ET.fromstring(drawn.getvalue())  # noqa: S314 - matplotlib wrote it just now
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style") or (

@@ -36,16 +36,25 @@ class Moment(click.ParamType[float]):
     ) -> float:
         if isinstance(value, float):
             return value
-        now = datetime.now(UTC)
-        with suppress(ValueError, OverflowError):
-            if ago := _AGO.fullmatch(value):
-                delta = timedelta(seconds=int(ago[1]) * _UNIT_S[ago[2]])
-                return (now - delta).timestamp()
-            moment = datetime.fromisoformat(value)
-            at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-            if 0 <= at < _NEVER_S:
-                return at
-        self.fail(f"{value!r:.40} is no time such as 2026-11-30T01:59, 30m, 2h or 1d", param, ctx)
+        try:
+            return _seconds_of(value)
+        except (ValueError, OverflowError):
+            shown = f"{value!r:.40}"
+            self.fail(f"{shown} is no time such as 2026-11-30T01:59, 30m, 2h or 1d", param, ctx)
+
+
+def _seconds_of(text: str) -> float:
+    """Raises ValueError and OverflowError for what is no time from 1970 to 2100."""
+    if ago := _AGO.fullmatch(text):
+        moment = datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _UNIT_S[ago[2]])
+    else:
+        moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    at = moment.timestamp()
+    if not 0 <= at < _NEVER_S:
+        raise ValueError("not in this century")
+    return at
 
 
 class Price(click.FloatRange):

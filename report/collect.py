@@ -46,7 +46,7 @@ def _no_jobs(totals: Totals, reading: Reading) -> NoJobs:
             "the log has no job that can be read",
             given=f"{reading.lines:,} lines, {reading.unreadable:,} that speak of jobs and are no "
             f"JSON lines of ours, {reading.too_long:,} too long",
-            remedy="Workers log JSON when stderr is no terminal: prefillq worker start 2> worker.log",
+            remedy="Workers log JSON where stderr is a file: prefillq worker start 2> worker.log",
         )
     broken = f", and then {reading.broken[0]}" if reading.broken else ""
     return NoJobs(

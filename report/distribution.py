@@ -48,10 +48,8 @@ class Distribution:
         """Count a finite value of 0 or more."""
         self.count += 1
         self.total += value
-        if value < self.smallest:
-            self.smallest = value
-        if value > self.largest:
-            self.largest = value
+        self.smallest = min(self.smallest, value)
+        self.largest = max(self.largest, value)
         if self._values is None:
             self._buckets[_bucket(value)] += 1
             return

@@ -1,7 +1,7 @@
 """One line of a worker's log, read with suspicion.
 
-A log has passed through other hands: collectors, disks that were full, whoever can write there. What
-a job's line must have is who it was and how it ended; any number that is none is left out and
+A log has passed through other hands: collectors, disks that were full, whoever can write there.
+What a job's line must have is who it was and how it ended; any number that is none is left out and
 counted, so that one NaN does not become everybody's average.
 """
 

@@ -13,7 +13,7 @@ from report.charts import STAGE_NAMES, draw_all
 from report.lines import STAGES
 from report.remarks import remarks
 
-_NONE = "–"
+_NONE = "-"
 
 
 def make_page(data: dict[str, Any]) -> str:
@@ -32,9 +32,7 @@ def make_page(data: dict[str, Any]) -> str:
         "seconds": seconds,
         "span": span,
     }
-    template = environment.from_string(
-        (resources.files("report") / "page.html").read_text("utf-8")
-    )
+    template = environment.from_string((resources.files("report") / "page.html").read_text("utf-8"))
     text = template.render(
         **data,
         remarks=remarks(data),
@@ -45,14 +43,18 @@ def make_page(data: dict[str, Any]) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """`3.1 ms`, `685 ms`, `12.3 s`, `4,210 s`."""
+    """`3.14 ms`, `685 ms`, `2.70 s`, `12.3 s`, `4,210 s`."""
     if value is None:
         return _NONE
-    if abs(value) < 0.0000005:
-        return "0"
     if abs(value) < 0.9995:
-        return f"{value * 1000:.3g} ms" if abs(value) < 0.0995 else f"{value * 1000:.0f} ms"
-    return f"{value:.3g} s" if abs(value) < 99.95 else f"{value:,.0f} s"
+        return f"{_three(value * 1000)} ms" if value else "0"
+    return f"{_three(value)} s"
+
+
+def _three(value: float) -> str:
+    """Three digits that say something, and no exponent."""
+    digits = next((n for n, limit in ((2, 9.995), (1, 99.95)) if abs(value) < limit), 0)
+    return f"{value:,.{digits}f}"
 
 
 def span(value: float) -> str:

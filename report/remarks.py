@@ -28,11 +28,6 @@ def remarks(data: dict[str, Any]) -> list[str]:
     said += [f"{name} was given twice and read once." for name in found["twice"]]
     if any(row["version"] == OTHERS for row in data["latency"]["versions"]):
         said.append(f"There are more than {MAX_VERSIONS} versions; the last to come are together.")
-    if data["latency"]["relative_error"]:
-        said.append(
-            f"Percentiles are within {data['latency']['relative_error'] * 100:g} % of the exact "
-            "ones: there were too many values to keep them all."
-        )
     return said
 
 

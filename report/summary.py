@@ -174,7 +174,7 @@ def _saved_of(version: Version, *, mixed: bool) -> dict[str, Any]:
     """`mixed`: several versions together, whose prefixes differ in length."""
     hits = tokens = unknown = 0
     seconds: float | None = None
-    for _, prefills in version.prefills.items():
+    for prefills in version.prefills.values():
         hits += prefills.hits
         tokens += prefills.cached_tokens
         mean_s = None if mixed else prefills.cold.mean or version.warmed.mean
@@ -284,4 +284,6 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _moment(at: float | None) -> str | None:
-    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")

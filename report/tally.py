@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView
+from collections.abc import Callable, ItemsView, ValuesView
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +31,10 @@ class Named(Generic[T]):
     def items(self) -> ItemsView[str, T]:
         """In the order of their first appearance."""
         return self._things.items()
+
+    def values(self) -> ValuesView[T]:
+        """In the same order."""
+        return self._things.values()
 
     def __len__(self) -> int:
         return len(self._things)

@@ -93,9 +93,7 @@ class Version(Group):
     """A Group with what is only asked of single versions."""
 
     address: str = ""
-    prefills: Named[Prefills] = field(
-        default_factory=lambda: Named(Prefills, at_most=_MAX_DEVICES)
-    )
+    prefills: Named[Prefills] = field(default_factory=lambda: Named(Prefills, at_most=_MAX_DEVICES))
     warmed: Distribution = field(default_factory=lambda: Distribution(exact_up_to=0))
 
 
@@ -220,8 +218,8 @@ def _count(group: Group, line: JobLine, engine_s: float, device_s: float) -> Non
 def _device_seconds(line: JobLine) -> tuple[float, float]:
     """(seconds that the engine had this job, its share of the device in them).
 
-    A prefix is computed alone; in the rest a job shares the device with its batch. `batch_size` is the
-    most that shared a step with it, so that the share is, if anything, too small.
+    A prefix is computed alone; in the rest a job shares the device with its batch. `batch_size` is
+    the most that shared a step with it, so that the share is, if anything, too small.
     """
     seconds = line.seconds
     alone = seconds.get("prefill_s", 0.0)
