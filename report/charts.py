@@ -88,7 +88,7 @@ def _style() -> Iterator[None]:
                 "axes.edgecolor": _FAINT,
                 "axes.grid": True,
                 "axes.labelcolor": _INK,
-                "axes.prop_cycle": mpl.cycler(color=_SERIES),
+                "axes.prop_cycle": f"cycler(color={list(_SERIES)})",
                 "axes.spines.right": False,
                 "axes.spines.top": False,
                 "figure.constrained_layout.use": True,
@@ -231,8 +231,9 @@ def _p95(data: dict[str, Any]) -> Figure | None:
 
 
 def _timed(data: dict[str, Any], field: str, label: str, *, bars: bool) -> Figure | None:
-    import matplotlib.dates as mdates
+    import matplotlib.dates
 
+    dates: Any = matplotlib.dates  # its functions have no types
     spans = data["over_time"]["spans"]
     width_s = data["over_time"]["width_s"]
     points = [
@@ -244,19 +245,19 @@ def _timed(data: dict[str, Any], field: str, label: str, *, bars: bool) -> Figur
         return None
     figure, axes = _figure(2.0)
     # As numbers, in days: what dates are inside matplotlib, without its converters' surprises.
-    begins = mdates.date2num([begin for begin, _ in points])
+    begins = dates.date2num([begin for begin, _ in points])
     values = [value for _, value in points]
     width = width_s / 86_400
     if bars:
         axes.bar(begins, values, width=width, align="edge")
     else:
         axes.plot(begins + width / 2, values, "o-", markersize=2.5, linewidth=1)
-    first = mdates.date2num(datetime.fromisoformat(spans[0]["begin"]))
+    first = dates.date2num(datetime.fromisoformat(spans[0]["begin"]))
     axes.set_xlim(first, first + width * len(spans))
     axes.set_ylim(bottom=0)
-    locator = mdates.AutoDateLocator(tz=UTC, minticks=3, maxticks=6)
+    locator = dates.AutoDateLocator(tz=UTC, minticks=3, maxticks=6)
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator, tz=UTC, show_offset=True))
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC, show_offset=True))
     _plain_numbers(axes.yaxis)
     axes.set_ylabel(label)
     axes.set_xlabel(f"UTC, in spans of {width_s} s")

@@ -11,7 +11,7 @@ import json
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 from contract.console import YEAR_S, one_line
 from contract.types import CacheState, JobState
@@ -134,9 +134,11 @@ def _job(data: dict[str, Any]) -> JobLine:
     counts: dict[str, int | None] = {}
     for name in _COUNTS:
         value = data.get(name)
-        good = _is_number(value) and value <= _MOST and value == int(value)
-        counts[name] = int(value) if good else None
-        bad += value is not None and not good
+        if _is_number(value) and value <= _MOST and value == int(value):
+            counts[name] = int(value)
+        else:
+            counts[name] = None
+            bad += value is not None
     at = _at(data)
     cache_state = _text(data, "cache_state")
     bad += at is None and "timestamp" in data
@@ -182,9 +184,11 @@ def _tried_later(data: dict[str, Any]) -> TriedLaterLine:
     return TriedLaterLine(at=_at(data), tenant=tenant, error=_text(data, "error"))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     """A finite number of 0 or more; True and False are none."""
-    return type(value) in (int, float) and value >= 0 and value != math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value < math.inf
 
 
 def _version(data: dict[str, Any]) -> str:

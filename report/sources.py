@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader
-from typing import IO
+from typing import BinaryIO
 
 from contract.console import one_line
 from contract.errors import InvalidInput
@@ -77,7 +77,7 @@ def _opened(name: str, shown: str) -> BufferedReader:
 
 def _lines(file: BufferedReader, shown: str, reading: Reading) -> Iterator[bytes]:
     zipped = file.peek(2)[:2] == _GZIP
-    stream: IO[bytes] = gzip.GzipFile(fileobj=file) if zipped else file
+    stream: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if zipped else file
     try:
         yield from _bounded(stream, reading)
     except (EOFError, zlib.error, OSError) as error:  # OSError: a disk's, and gzip's own
@@ -85,7 +85,7 @@ def _lines(file: BufferedReader, shown: str, reading: Reading) -> Iterator[bytes
         reading.broken.append(f"{shown}: {one_line(words, limit=120)}")
 
 
-def _bounded(stream: IO[bytes], reading: Reading) -> Iterator[bytes]:
+def _bounded(stream: BinaryIO | gzip.GzipFile, reading: Reading) -> Iterator[bytes]:
     while line := stream.readline(MAX_LINE_BYTES):
         reading.lines += 1
         if len(line) < MAX_LINE_BYTES or line.endswith(b"\n"):
