@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -69,7 +70,9 @@ def draw_all(data: dict[str, Any]) -> dict[str, str]:
         "throughput": _throughput,
         "p95": _p95,
     }
-    with _style():
+    with _style(), warnings.catch_warnings():
+        # Whoever opens the page has the letters that matplotlib's own font lacks.
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
         figures = {name: draw(data) for name, draw in drawings.items()}
         return {
             name: _inline(figure, name) for name, figure in figures.items() if figure is not None

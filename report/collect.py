@@ -29,7 +29,7 @@ def collect(
             continue
         if line is not None:
             totals.add(line)
-    if not totals.all.jobs:
+    if not totals.jobs:
         raise _no_jobs(totals, reading)
     return totals, reading
 

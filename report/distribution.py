@@ -48,8 +48,10 @@ class Distribution:
         """Count a finite value of 0 or more."""
         self.count += 1
         self.total += value
-        self.smallest = min(self.smallest, value)
-        self.largest = max(self.largest, value)
+        if value < self.smallest:  # noqa: PLR1730 - in half the time
+            self.smallest = value
+        if value > self.largest:  # noqa: PLR1730
+            self.largest = value
         if self._values is None:
             self._buckets[_bucket(value)] += 1
             return

@@ -127,14 +127,18 @@ def _job(data: dict[str, Any]) -> JobLine:
         value = data.get(name)
         if value is None:
             continue
-        if _is_number(value) and value <= YEAR_S:
+        if type(value) is float and 0 <= value <= YEAR_S:  # nearly always
+            seconds[name] = value
+        elif _is_number(value) and value <= YEAR_S:
             seconds[name] = float(value)
         else:
             bad += 1
     counts: dict[str, int | None] = {}
     for name in _COUNTS:
         value = data.get(name)
-        if _is_number(value) and value <= _MOST and value == int(value):
+        if type(value) is int and 0 <= value <= _MOST:
+            counts[name] = value
+        elif _is_number(value) and value <= _MOST and value == int(value):
             counts[name] = int(value)
         else:
             counts[name] = None

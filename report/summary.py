@@ -26,31 +26,33 @@ def summarise(
     totals: Totals, reading: Reading, *, price_per_hour: float | None = None
 ) -> dict[str, Any]:
     """Everything, in the units that the names end in. Money is in the unit of the price."""
-    versions = _versions(totals)
+    versions, together = _versions(totals), totals.together()
     return {
         "input": _input(totals, reading),
-        "summary": _summary(totals, versions),
+        "summary": _summary(totals, together, versions),
         "latency": {
             "of": "jobs that succeeded",
-            "relative_error": RELATIVE_ERROR if not _exact(totals, versions) else 0.0,
-            "all": _latency(totals.all),
+            "relative_error": RELATIVE_ERROR
+            if not _exact([together, *(one for _, one in versions)])
+            else 0.0,
+            "all": _latency(together),
             "versions": [{"version": name, **_latency(one)} for name, one in versions],
         },
         "stages": {
             "of": "jobs that succeeded",
-            "all": _stages(totals.all),
+            "all": _stages(together),
             "versions": [{"version": name, **_stages(one)} for name, one in versions],
         },
         "cache": {
-            **_cache(totals.all),
+            **_cache(together),
             "versions": [{"version": name, **_cache(one)} for name, one in versions],
         },
         "tokens": {
-            **_tokens(totals.all),
+            **_tokens(together),
             "versions": [{"version": name, **_tokens(one)} for name, one in versions],
         },
         "saved": _saved(versions, price_per_hour),
-        "cost": _cost(totals, price_per_hour),
+        "cost": _cost(totals, together, price_per_hour),
         "batch_sizes": _by_number(totals.batch_sizes.to_dict()),
         "attempts": {
             "by_number": _by_number(totals.attempts.to_dict()),
@@ -69,7 +71,7 @@ def _input(totals: Totals, reading: Reading) -> dict[str, Any]:
     return {
         "files": reading.files,
         "lines": reading.lines,
-        "job_lines": totals.all.jobs + totals.not_wanted,
+        "job_lines": totals.jobs + totals.not_wanted,
         "not_wanted": totals.not_wanted,
         "unreadable": reading.unreadable,
         "too_long": reading.too_long,
@@ -84,16 +86,18 @@ def _input(totals: Totals, reading: Reading) -> dict[str, Any]:
     }
 
 
-def _summary(totals: Totals, versions: list[tuple[str, Version]]) -> dict[str, Any]:
-    timed = totals.all.jobs - totals.without_time
+def _summary(
+    totals: Totals, together: Group, versions: list[tuple[str, Version]]
+) -> dict[str, Any]:
+    timed = together.jobs - totals.without_time
     span_s = totals.ended - totals.began if timed else 0.0
 
     def per_second(amount: float) -> float | None:
         return _rounded(amount / span_s) if span_s > 0 else None
 
-    counts = totals.all.by_status.to_dict()
+    counts = together.by_status.to_dict()
     return {
-        "jobs": totals.all.jobs,
+        "jobs": together.jobs,
         "by_status": {status: counts.get(status, 0) for status in STATUSES},
         "versions": len(versions),
         "workers": len(totals.workers),
@@ -190,7 +194,7 @@ def _saved_of(version: Version, *, mixed: bool) -> dict[str, Any]:
     }
 
 
-def _cost(totals: Totals, price: float | None) -> dict[str, Any]:
+def _cost(totals: Totals, together: Group, price: float | None) -> dict[str, Any]:
     templates: dict[str, Group] = {}
     for name, version in totals.versions.items():
         template = OTHERS if name == OTHERS else version.address
@@ -204,7 +208,7 @@ def _cost(totals: Totals, price: float | None) -> dict[str, Any]:
         "estimate": True,
         "formula": DEVICE_FORMULA,
         "price_per_hour": price,
-        **_cost_of(totals.all, price),
+        **_cost_of(together, price),
         "templates": sorted(rows, key=lambda row: (-row["device_s"], row["template"])),
     }
 
@@ -259,8 +263,7 @@ def _versions(totals: Totals) -> list[tuple[str, Version]]:
     return sorted(found, key=lambda item: (item[0] == OTHERS, -item[1].jobs, item[0]))
 
 
-def _exact(totals: Totals, versions: Iterable[tuple[str, Version]]) -> bool:
-    groups: list[Group] = [totals.all, *(one for _, one in versions)]
+def _exact(groups: Iterable[Group]) -> bool:
     return all(values.exact for group in groups for values in group.latency.values())
 
 

@@ -47,11 +47,16 @@ class Tally:
         self._at_most = at_most
         self._counts: dict[str, int] = {}
 
-    def add(self, name: str) -> None:
-        """Count one."""
+    def add(self, name: str, count: int = 1) -> None:
+        """Count one, or so many."""
         if name not in self._counts and len(self._counts) >= self._at_most:
             name = OTHERS
-        self._counts[name] = self._counts.get(name, 0) + 1
+        self._counts[name] = self._counts.get(name, 0) + count
+
+    def merge(self, other: Tally) -> None:
+        """Count what the other one has counted."""
+        for name, count in other._counts.items():
+            self.add(name, count)
 
     def to_dict(self) -> dict[str, int]:
         """Most frequent first, equal ones by name."""

@@ -68,7 +68,7 @@ class Prefills:
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """The jobs of one version, or all."""
+    """The jobs of one version, or of several."""
 
     jobs: int = 0
     by_status: Tally = field(default_factory=Tally)
@@ -86,6 +86,25 @@ class Group:
     off: Tally = field(default_factory=Tally)
     device_s: float = 0.0
     engine_s: float = 0.0
+
+    def merge(self, other: Group) -> None:
+        """Count what the other one has counted."""
+        self.jobs += other.jobs
+        self.total_s += other.total_s
+        self.staged += other.staged
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.completion_tokens += other.completion_tokens
+        self.device_s += other.device_s
+        self.engine_s += other.engine_s
+        for place, seconds in enumerate(other.stages):
+            self.stages[place] += seconds
+        for name, values in other.latency.items():
+            self.latency[name].merge(values)
+        self.by_status.merge(other.by_status)
+        self.cache.merge(other.cache)
+        self.misses.merge(other.misses)
+        self.off.merge(other.off)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,7 +131,7 @@ class Totals:
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
-        self.all = Group()
+        self.jobs = 0
         self.versions: Named[Version] = Named(Version, at_most=MAX_VERSIONS)
         self.workers: Named[Worker] = Named(Worker, at_most=MAX_WORKERS)
         self.timeline = Timeline()
@@ -143,6 +162,13 @@ class Totals:
             case TriedLaterLine():
                 self.tried_later.add(line.error or "(none)")
 
+    def together(self) -> Group:
+        """All versions' jobs."""
+        group = Group()
+        for version in self.versions.values():
+            group.merge(version)
+        return group
+
     def _version(self, address: str, number: str) -> Version:
         version = self.versions.of(f"{address}@{number}")
         if not version.address:
@@ -152,8 +178,8 @@ class Totals:
     def _add_job(self, line: JobLine) -> None:
         version = self._version(line.address, line.version)
         engine_s, device_s = _device_seconds(line)
-        for group in (self.all, version):
-            _count(group, line, engine_s, device_s)
+        self.jobs += 1
+        _count(version, line, engine_s, device_s)
         _count_prefill(version, line)
         worker = self.workers.of(line.worker or "(unknown)")
         worker.jobs += 1

@@ -173,13 +173,16 @@ def test_without_the_plots(command_line: CommandLine, log: Path, tmp_path: Path)
 
 def test_numbers_load_neither_plots_nor_torch(command_line: CommandLine, log: Path) -> None:
     """So that a report of a log is there at once, also where only producers are installed."""
+    code = (
+        "import sys; from report.cli import report\n"
+        f"report.main([{str(log)!r}, '--json'], standalone_mode=False)\n"
+        "print([m for m in ('matplotlib', 'torch', 'redis', 'numpy') if m in sys.modules])"
+    )
     done = subprocess.run(
         [
             *command_line.command()[:1],
             "-c",
-            "import sys; from report.cli import report\n"
-            f"report.main([{str(log)!r}, '--json'], standalone_mode=False)\n"
-            "print([m for m in ('matplotlib', 'torch', 'redis', 'numpy') if m in sys.modules])",
+            code,
         ],
         capture_output=True,
         text=True,

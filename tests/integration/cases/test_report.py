@@ -29,9 +29,7 @@ def test_report_agrees_with_the_results(
     handles = [producer.submit("acme/notes", {"note": f"n{n}"}) for n in range(12)]
     handles += [producer.submit("globex/mail", {"note": f"m{n}"}) for n in range(5)]
     handles.append(producer.submit("acme/notes", {"note": "POISON"}))
-    for handle in producer.wait(handles, timeout=30):
-        assert handle.done()
-    results = [until(lambda h=handle: h.view().result) for handle in handles]
+    results = [handle.outcome(timeout=30) for handle in handles]
     until(lambda: sum(len(w.lines("job_finished")) for w in workers) == len(handles))
     totals, reading = collect([str(worker.log_path) for worker in workers], Wanted())
     data = summarise(totals, reading)

@@ -61,14 +61,22 @@ def test_latency(report_of: Report) -> None:
     assert latency["all"]["total_s"] == {
         "count": 11,
         "mean": round(75 / 11, 6),
-        **{"p50": 6.0, "p90": 10.0, "p95": 20.0, "p99": 20.0, "max": 20.0},
+        "p50": 6.0,
+        "p90": 10.0,
+        "p95": 20.0,
+        "p99": 20.0,
+        "max": 20.0,
     }
     first, second = latency["versions"]
     assert (first["version"], second["version"]) == ("acme/triage@1", "acme/triage@2")
     assert first["total_s"] == {
         "count": 10,
         "mean": 5.5,
-        **{"p50": 5.0, "p90": 9.0, "p95": 10.0, "p99": 10.0, "max": 10.0},
+        "p50": 5.0,
+        "p90": 9.0,
+        "p95": 10.0,
+        "p99": 10.0,
+        "max": 10.0,
     }
     assert (first["ttft_s"]["p50"], first["ttft_s"]["max"]) == (0.5, 1.0)
     assert second["ttft_s"]["count"] == 0

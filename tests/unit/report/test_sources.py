@@ -30,29 +30,29 @@ def test_plain_and_gzip_are_the_same(log: Path, tmp_path: Path) -> None:
     log.write_bytes(job_line() * 3)
     packed = tmp_path / "packed"
     packed.write_bytes(gzip.compress(job_line()) + gzip.compress(job_line() * 2))
-    assert _collect(log)[0].all.jobs == 3
-    assert _collect(packed)[0].all.jobs == 3
-    assert _collect(log, packed)[0].all.jobs == 6
+    assert _collect(log)[0].jobs == 3
+    assert _collect(packed)[0].jobs == 3
+    assert _collect(log, packed)[0].jobs == 6
 
 
 def test_last_line_cut_short(log: Path) -> None:
     """A worker that was killed while it wrote."""
     log.write_bytes(job_line() * 2 + job_line()[:-9])
     totals, reading = _collect(log)
-    assert (totals.all.jobs, reading.unreadable, reading.broken) == (2, 1, [])
+    assert (totals.jobs, reading.unreadable, reading.broken) == (2, 1, [])
 
 
 def test_last_line_without_its_end(log: Path) -> None:
     """It is whole, only the line break is not there yet."""
     log.write_bytes(job_line() + job_line().rstrip())
-    assert _collect(log)[0].all.jobs == 2
+    assert _collect(log)[0].jobs == 2
 
 
 def test_gzip_cut_short(log: Path) -> None:
     """What could be unpacked counts, and it is said where reading ended."""
     log.write_bytes(gzip.compress(b"".join(job_line(job_id=str(n)) for n in range(2000)))[:-200])
     totals, reading = _collect(log)
-    assert 0 < totals.all.jobs < 2000
+    assert 0 < totals.jobs < 2000
     assert "worker.txt" in reading.broken[0]
 
 
@@ -62,7 +62,7 @@ def test_gzip_damaged(log: Path, damage: bytes) -> None:
     packed = gzip.compress(b"".join(job_line(job_id=str(n)) for n in range(20_000)))
     log.write_bytes(packed[:-100] + damage + packed[-50:])
     totals, reading = _collect(log)
-    assert totals.all.jobs
+    assert totals.jobs
     assert len(reading.broken) == 1
 
 
@@ -79,7 +79,7 @@ def test_lines_without_end_take_no_memory(log: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert (totals.all.jobs, reading.too_long, reading.unreadable) == (2, 1, 0)
+    assert (totals.jobs, reading.too_long, reading.unreadable) == (2, 1, 0)
     assert peak < 2**21
 
 
@@ -90,7 +90,7 @@ def test_longest_line(log: Path, over: int) -> None:
     line = job_line(worker="x" * (MAX_LINE_BYTES + over - len(line)))
     log.write_bytes(line + job_line())
     totals, reading = _collect(log)
-    assert (reading.lines, totals.all.jobs + reading.too_long) == (2, 2)
+    assert (reading.lines, totals.jobs + reading.too_long) == (2, 2)
     assert reading.too_long == (over > 0)
 
 
@@ -100,7 +100,7 @@ def test_file_given_twice_is_read_once(log: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(log)
     totals, reading = _collect(log, link, log)
-    assert totals.all.jobs == 1
+    assert totals.jobs == 1
     assert len(reading.twice) == 2
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, strategies as st
 
 from report.timeline import MAX_BUCKETS, WIDTHS_S, Timeline
@@ -51,4 +53,4 @@ def test_any_moments_fit(moments: list[float]) -> None:
 
 def test_each_width_holds_the_one_before() -> None:
     """Else a bucket would have to be cut when they widen."""
-    assert not any(wide % narrow for narrow, wide in zip(WIDTHS_S, WIDTHS_S[1:], strict=False))
+    assert not any(wide % narrow for narrow, wide in pairwise(WIDTHS_S))
