@@ -27,14 +27,13 @@ def summarise(
 ) -> dict[str, Any]:
     """Everything, in the units that the names end in. Money is in the unit of the price."""
     versions, together = _versions(totals), totals.together()
+    exact = _exact([together, *(one for _, one in versions)])
     return {
         "input": _input(totals, reading),
         "summary": _summary(totals, together, versions),
         "latency": {
             "of": "jobs that succeeded",
-            "relative_error": RELATIVE_ERROR
-            if not _exact([together, *(one for _, one in versions)])
-            else 0.0,
+            "relative_error": 0.0 if exact else RELATIVE_ERROR,
             "all": _latency(together),
             "versions": [{"version": name, **_latency(one)} for name, one in versions],
         },

@@ -78,7 +78,6 @@ def test_numbers_as_json(command_line: CommandLine, log: Path, tmp_path: Path) -
         (("--until", "2026-11-30T03:00:05+01:00"), 5),
         (("--since", "2026-11-30"), 11),
     ],
-    ids=" ".join,
 )
 def test_options_choose_jobs(
     command_line: CommandLine, log: Path, arguments: tuple[str, ...], jobs: int
