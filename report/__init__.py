@@ -1,0 +1,1 @@
+"""What a run's log says about it: numbers and one HTML page."""
