@@ -16,6 +16,7 @@ from contract.logs import configure_logs
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from local.canary import CanaryOutcome
     from local.demo import Advance, DemoOutcome
 
 
@@ -67,6 +68,19 @@ def demo(ctx: click.Context, *, as_json: bool) -> None:
         ctx.exit(1)
 
 
+def _show_canary(outcome: CanaryOutcome) -> None:
+    passed = sum(finding.outcome == "pass" for finding in outcome.findings)
+    canary = sum(version == outcome.canary for version in outcome.during.values())
+    back = sum(version == outcome.stable for version in outcome.after.values())
+    click.echo(
+        f"\n{outcome.template}@{outcome.canary} passed {passed} gates and as a canary of "
+        f"{outcome.weight / 100:g} % answered {canary} of {len(outcome.during)} customers; after "
+        f"the rollback {back} of {len(outcome.after)} had version {outcome.stable} again:"
+    )
+    for line in outcome.journal:
+        click.echo(f"  {line}")
+
+
 def _show(outcome: DemoOutcome) -> None:
     from local.demo import compute_s
 
@@ -94,3 +108,4 @@ def _show(outcome: DemoOutcome) -> None:
         f"{len(outcome.results)} jobs of {len(outcome.versions)} template versions; first result "
         f"after {outcome.first_result_s:.0f} s, all done after {outcome.elapsed_s:.0f} s."
     )
+    _show_canary(outcome.canary)

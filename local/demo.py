@@ -19,6 +19,7 @@ from contract.model_folder import ModelFolder
 from contract.redis_client import connect
 from contract.settings import Settings
 from contract.types import CacheState, JobState, Result
+from local.canary import CanaryOutcome, show_canary
 from local.guard import Guard
 from local.redis_server import EmbeddedRedis, find_redis_binary
 from local.workers import WorkerProcess
@@ -52,6 +53,7 @@ class DemoOutcome:
     versions: tuple[PublishedVersion, ...]
     labels: dict[str, dict[str, int]]
     worker: dict[str, Any]
+    canary: CanaryOutcome
     first_result_s: float  # from the start, model and worker included
     elapsed_s: float
 
@@ -94,7 +96,7 @@ class DemoOutcome:
             return f"{self.identical} of {checked} cached answers equal the uncached"
         if (counted := self.worker["cache"]["hits"]) < self.hits:
             return f"the worker counted {counted} cache hits where {self.hits} jobs had one"
-        return None
+        return self.canary.problem
 
     def _fault(self, result: Result) -> str | None:
         if result.status is not JobState.SUCCEEDED:
@@ -130,6 +132,7 @@ class DemoOutcome:
                 for version in self.versions
             ],
             "worker": self.worker,
+            "canary": self.canary.to_dict(),
             "elapsed_s": self.elapsed_s,
         }
 
@@ -175,6 +178,7 @@ def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
 
         results, uncached = _run_jobs(settings, versions, count, alive=process.check_alive)
         description = _settled(process, results)
+        canary = _canary(settings, registry, versions, say=say, alive=process.check_alive)
         say("worker    stopping")
         return DemoOutcome(
             results=tuple(results),
@@ -185,6 +189,7 @@ def run_demo(settings: Settings, *, say: Say, advance: Advance) -> DemoOutcome:
                 for v in versions
             },
             worker=description,
+            canary=canary,
             first_result_s=first_result_s,
             elapsed_s=time.monotonic() - started,
         )
@@ -247,6 +252,25 @@ def _run_jobs(
         results = [handle.outcome(timeout=1) for handle in handles]
         uncached = {job_id: twin.outcome(timeout=1) for job_id, twin in twins.items()}
     return results, uncached
+
+
+def _canary(
+    settings: Settings,
+    registry: Registry,
+    versions: list[PublishedVersion],
+    *,
+    say: Say,
+    alive: Callable[[], None],
+) -> CanaryOutcome:
+    """A rollout of the template that has a second version."""
+    new = next(version for version in versions if version.ref.version == 2)
+    old = next(
+        v for v in versions if v.spec.name == new.spec.name and v.spec.tenant == new.spec.tenant
+    )
+    with Producer(settings) as producer:
+        return show_canary(
+            registry, producer, stable=old.spec, canary=new.ref.version, say=say, alive=alive
+        )
 
 
 def _settled(process: WorkerProcess, results: list[Result]) -> dict[str, Any]:

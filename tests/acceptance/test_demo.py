@@ -52,7 +52,14 @@ def test_demo_prints_one_json_object_that_holds_what_it_promises(
     )
     assert run.returncode == 0, run.stderr
     outcome = json.loads(run.stdout)
-    assert outcome.keys() == {"jobs", "parity", "templates", "worker", "elapsed_s"}
+    assert outcome.keys() == {
+        "jobs",
+        "parity",
+        "templates",
+        "worker",
+        "canary",
+        "elapsed_s",
+    }
     jobs = outcome["jobs"]
     assert len(jobs) >= 12
     assert len({job["tenant"] for job in jobs}) >= 2
@@ -72,6 +79,19 @@ def test_demo_prints_one_json_object_that_holds_what_it_promises(
     assert outcome["worker"]["cache"]["hits"] == hits, "the worker's report is stale"
     assert outcome["parity"]["checked"] == outcome["parity"]["identical"] >= 6
     assert {version["parity"] for version in outcome["worker"]["versions"]} == {"identical"}
+    canary = outcome["canary"]
+    assert set(canary["gates"].values()) == {"pass"}
+    assert {1, 2} == set(canary["during"].values()), "half of 16 customers went to each"
+    assert set(canary["after"].values()) == {1}
+    assert [line.split(":")[0] for line in canary["journal"]] == [
+        "publish",
+        "publish",
+        "label",
+        "start",
+        "phase",
+        "step",
+        "abort",
+    ]
     assert 0 < outcome["elapsed_s"] < 800
     assert wait_until(lambda: not left_behind(tmp_path), seconds=5), left_behind(tmp_path)
 

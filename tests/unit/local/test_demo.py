@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 from contract.settings import Settings
 from contract.types import CacheInfo, CacheState, JobState, Result, Timings, Usage
 from local import demo as demo_module
+from local.canary import CanaryOutcome
 from local.cli import demo
 from local.demo import MIN_PARITY_JOBS, DemoOutcome
 from tests.support.published import make_version
@@ -44,6 +46,16 @@ def twin(job: Result) -> Result:
     )
 
 
+CANARY = CanaryOutcome(
+    template="acme/reply-draft",
+    stable=1,
+    canary=2,
+    weight=5000,
+    findings=(),
+    during={"customer-1": 1, "customer-2": 2},
+    after={"customer-1": 1, "customer-2": 1},
+    journal=("abort: 50 % -> 0 %",),
+)
 JOBS = tuple(hit(number) for number in range(MIN_PARITY_JOBS))
 
 
@@ -54,6 +66,7 @@ def outcome(*, jobs: tuple[Result, ...] = JOBS, **changed: Any) -> DemoOutcome:
         "versions": (VERSION,),
         "labels": {"acme/triage": {"production": 1}},
         "worker": {"cache": {"hits": len(jobs)}},
+        "canary": CANARY,
         "first_result_s": 1.0,
         "elapsed_s": 2.0,
         **changed,
@@ -69,6 +82,25 @@ COLD = {
     "cache": CacheInfo(state=CacheState.MISS, reason="cold"),
     "usage": Usage(prompt_tokens=9),
 }
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"during": {"customer-1": 1, "customer-2": 1}}, "a canary at 50 % split its jobs so"),
+        (
+            {"after": {"customer-1": 1, "customer-2": 2}},
+            r"after the rollback jobs went to \[1, 2\]",
+        ),
+    ],
+)
+def test_canary_without_a_share_or_with_one_after_the_rollback_is_a_problem(
+    changed: dict[str, Any], said: str
+) -> None:
+    """All else may be as promised."""
+    problem = outcome(canary=replace(CANARY, **changed)).problem
+    assert problem is not None
+    assert re.match(said, problem)
 
 
 def test_all_as_promised_is_no_problem() -> None:
