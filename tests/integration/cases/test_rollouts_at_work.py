@@ -227,7 +227,7 @@ def test_a_paused_rollout_holds_its_weight(
     until(lambda: phase(rollouts) is Phase.BAKING, 30, what="it bakes")
     rollouts.pause("acme", "notes")
     with under_load(producer, per_s=40):
-        until(lambda: findings(rollouts)["failures"] is Outcome.FAIL, 30, what="it is seen")
+        until(lambda: findings(rollouts).get("failures") is Outcome.FAIL, 30, what="it is seen")
         time.sleep(2.5)
         assert (active(rollouts).paused, active(rollouts).step) == (True, 0)
         rollouts.resume("acme", "notes")
