@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -162,7 +163,7 @@ class _Jobs:
             address = parse_address(template)
             self._targets[template] = self._patience.call(lambda: registry.target(address))
         for ref in self._targets[template].refs_for(variables, sticky_key):
-            version = self._patience.call(lambda ref=ref: registry.get(ref))
+            version = self._patience.call(partial(registry.get, ref))
             self._checker.check(version, variables)
 
     def submit(self, line: BatchLine, idempotency_key: str) -> JobHandle:

@@ -84,13 +84,12 @@ class Enqueue:
         """Write all records and ring for all. Raises what the store, registry or bell raise,
         InvalidInput for variables that their version does not take, and TemplateMoved.
         """
-        for _ in range(_TRIES):
-            submissions = self._choose()
-            moved = self._write(submissions)
+        for left in reversed(range(_TRIES)):
+            moved = self._write(self._choose())
             if moved is None:
                 break
-        else:
-            raise moved
+            if left == 0:
+                raise moved
         submitted = [self._submitted[place] for place in range(len(self._wishes))]
         self._parts.bell.ring(
             Ring(queue=one.queue, job_id=one.job_id)

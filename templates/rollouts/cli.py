@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # these bring Redis, which help and completion do without
     from contract.settings import Settings
     from templates.rollouts.control import Rollouts
     from templates.rollouts.journal import Entry
+    from templates.rollouts.outcomes import VersionOutcomes
     from templates.rollouts.rollout import Rollout
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -253,12 +254,19 @@ def status(
     active = rollouts.get(template.tenant, template.name)
     if active is None:
         rollouts.registry.check_known(template.tenant, template.name)
+    versions = [] if active is None else _outcomes(settings, template, active)
     if as_json:
-        emit_json({"template": str(template), "rollout": None if active is None else facts(active)})
+        emit_json(
+            {
+                "template": str(template),
+                "rollout": None if active is None else facts(active),
+                "versions": [version.to_dict() for version in versions],
+            }
+        )
     elif active is None:
         note(f"{template} has no rollout; 'prefillq templates history' tells of earlier ones")
     else:
-        _show(template, active)
+        _show(template, active, versions)
 
 
 rollout.add_command(compare)
@@ -317,12 +325,13 @@ def _wait(rollouts: Rollouts, template: TemplateAddress, timeout: float | None) 
     from templates.rollouts.journal import end_of_rollout
 
     until = None if timeout is None else time.monotonic() + timeout
-    waited_for = shown = None
+    waited_for: str | None = None
+    shown = ""
     while True:
         active = rollouts.get(template.tenant, template.name)
-        waited_for = waited_for or (active and active.id)
-        if active is None or active.id != waited_for:
+        if active is None or waited_for not in (None, active.id):
             break
+        waited_for = active.id
         if (place := _place(active)) != shown:
             note(f"{template}: {place}")
             shown = place
@@ -363,7 +372,17 @@ def _show_end(template: TemplateAddress, end: Entry, *, as_json: bool) -> None:
         click.echo(f"{ended} {_when(end.at)} by {one_line(end.who)}{why}")
 
 
-def _show(template: TemplateAddress, rollout: Rollout) -> None:
+def _outcomes(
+    settings: Settings, template: TemplateAddress, rollout: Rollout
+) -> list[VersionOutcomes]:
+    from contract.redis_client import connect
+    from templates.rollouts.outcomes import describe
+
+    with connect(settings) as client:
+        return describe(client, settings, template.tenant, template.name, rollout)
+
+
+def _show(template: TemplateAddress, rollout: Rollout, versions: Sequence[VersionOutcomes]) -> None:
     rows: list[tuple[str, object]] = [
         ("template", template),
         ("rollout", f"{_plan(rollout)}, label {rollout.plan.label}"),
@@ -376,6 +395,25 @@ def _show(template: TemplateAddress, rollout: Rollout) -> None:
     rows += [(f"gate {item.gate}", f"{item.outcome}: {item.message}") for item in rollout.findings]
     for name, value in rows:
         click.echo(f"{one_line(name)}: {one_line(str(value))}")
+    emit_table(
+        ("version", "jobs", "failed", "not cached", "p50 s", "p95 s", "tokens", "scores"),
+        [_row(version) for version in versions],
+    )
+
+
+def _row(version: VersionOutcomes) -> Sequence[object]:
+    found = version.summary
+    scores = ", ".join(f"{name} {mean:.4g} ({n})" for name, (n, mean) in found.scores.items())
+    share = "-" if found.fallback_rate is None else f"{100 * found.fallback_rate:.1f} %"
+    numbers = (found.p50_s, found.p95_s, found.mean_tokens)
+    return (
+        f"{version.version} {version.role}",
+        found.jobs,
+        found.failed,
+        share,
+        *("-" if number is None else f"{number:.3g}" for number in numbers),
+        scores or "-",
+    )
 
 
 def _plan(rollout: Rollout) -> str:

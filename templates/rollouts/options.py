@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -14,7 +14,13 @@ _PERCENT = re.compile(rf"({_NUMBER}) ?(%)?")
 _SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-class _Value(click.ParamType):
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # older releases of click do not know what it converts to
+
+
+class _Value(_ParamType):
     """Fails with what was given and what would do."""
 
     expected = ""

@@ -122,10 +122,19 @@ def _finding(gate: str, outcome: Outcome, message: str) -> Finding:
     return Finding(gate=gate, outcome=outcome, message=message)
 
 
-def pack_request(canary: PublishedVersion, stable: TemplateSpec, model: ModelFolder) -> bytes:
+def pack_request(
+    canary: PublishedVersion, stable: TemplateSpec, model: ModelFolder, *, limit_s: int = LIMIT_S
+) -> bytes:
     """What the process reads."""
     folder = {**asdict(model), "path": str(model.path), "eos_ids": list(model.eos_ids)}
-    return pack({"canary": canary.to_plain(), "stable": stable.to_plain(), "model": folder})
+    return pack(
+        {
+            "canary": canary.to_plain(),
+            "stable": stable.to_plain(),
+            "model": folder,
+            "limit_s": limit_s,
+        }
+    )
 
 
 def unpack_findings(data: bytes) -> tuple[Finding, ...]:
@@ -138,10 +147,11 @@ def unpack_findings(data: bytes) -> tuple[Finding, ...]:
 
 def main() -> int:
     """The process."""
-    signal.alarm(LIMIT_S)  # its default action ends a process also in the midst of a pattern
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     os.nice(_NICE)
     request: Any = unpack(sys.stdin.buffer.read())
+    # The signal's own action: it ends the process also in the midst of a pattern.
+    signal.alarm(request["limit_s"])
     folder = request["model"]
     model = ModelFolder(
         **{**folder, "path": Path(folder["path"]), "eos_ids": tuple(folder["eos_ids"])}

@@ -84,6 +84,7 @@ def try_on_paper(
     folder: ModelFolder,
     *,
     stopping: Callable[[], bool] = lambda: False,
+    limit_s: int = LIMIT_S,
 ) -> tuple[Finding, ...]:
     """The gates of `templates.rollouts.paper`, in a process that no tenant's text can hold up for
     long. Raises Interrupted as soon as `stopping` says so.
@@ -100,7 +101,7 @@ def try_on_paper(
     except OSError as error:
         return _unknown(COMPILES, f"the process that tries it does not start: {error.strerror}")
     with process:
-        given: bytes | None = pack_request(canary, stable.spec, folder)
+        given: bytes | None = pack_request(canary, stable.spec, folder, limit_s=limit_s)
         while True:
             try:
                 output, _ = process.communicate(given, timeout=POLL_S)
@@ -113,7 +114,7 @@ def try_on_paper(
     if process.returncode == 0:
         return unpack_findings(output)
     if process.returncode in (-signal.SIGALRM, TOO_MUCH):
-        return _fail(COMPILES, f"trying it took over {LIMIT_S} s, or too much memory")
+        return _fail(COMPILES, f"trying it took over {limit_s} s, or too much memory")
     return _unknown(COMPILES, f"the process that tries it ended with {process.returncode}")
 
 

@@ -111,7 +111,12 @@ def test_submit_passes_everything_on(producer: _Producer, tmp_path: Path) -> Non
         *("submit", "acme/triage@2", "--vars", f"@{file}", "--var", "ticket=a=b"),
         *("--idempotency-key", "k", "--deadline", "5", "--no-cache"),
     )
-    options = {"idempotency_key": "k", "deadline_s": 5.0, "use_cache": False}
+    options = {
+        "idempotency_key": "k",
+        "sticky_key": None,
+        "deadline_s": 5.0,
+        "use_cache": False,
+    }
     assert producer.submitted == [("acme/triage@2", {"ticket": "a=b", "price": 1}, options)]
 
 
