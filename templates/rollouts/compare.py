@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from contract import keys
-from contract.errors import NotFound
+from contract.errors import InvalidInput, NotFound
 from contract.ids import tenant_of
 from contract.redis_client import Client, errors_explained, text
 from contract.settings import Settings
@@ -25,6 +25,7 @@ T = TypeVar("T")
 MAX_PAIRS = 1000  # kept of a rollout
 MAX_TEXT_CHARS = 4000  # kept of an answer; whether two are equal is found on all of them
 _AT_ONCE = 100
+_MOST = 10**12  # numbers that add up without overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +151,7 @@ def read_pairs(client: Client, settings: Settings, tenant: str, rollout_id: str)
         for entry_id, fields in page:
             try:
                 pairs.append(_pair(tenant, text(entry_id), fields))
-            except (KeyError, TypeError, ValueError, RecursionError):
+            except (KeyError, TypeError, ValueError, RecursionError, InvalidInput):
                 unreadable += 1
         if len(page) < _AT_ONCE:
             break
@@ -201,7 +202,7 @@ def _pair(tenant: str, entry_id: str, fields: Mapping[bytes, bytes]) -> Pair:
 def _answered(data: bytes) -> Answered:
     plain = json.loads(data)
     seconds = plain["seconds"]
-    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+    if type(seconds) not in (int, float) or not 0 <= seconds < _MOST:
         raise ValueError("seconds are none")
     return Answered(
         version=_of(int, plain, "version"),
@@ -215,6 +216,6 @@ def _answered(data: bytes) -> Answered:
 
 def _of(kind: type[T], plain: Mapping[str, Any], name: str) -> T:
     value = plain[name]
-    if type(value) is not kind:
-        raise TypeError(f"{name} is of type {type(value).__name__}")
+    if type(value) is not kind or (isinstance(value, int) and not 0 <= value < _MOST):
+        raise TypeError(f"{name} is none")
     return value
