@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from collections import Counter
 from collections.abc import Iterable
 from typing import Self
 
@@ -17,6 +18,9 @@ class Scraped:
         self.page = page
         self.families = list(text_string_to_metric_families(page))
         self.samples = [sample for family in self.families for sample in family.samples]
+        series = Counter((sample.name, *sorted(sample.labels.items())) for sample in self.samples)
+        twice = [key for key, count in series.items() if count > 1]
+        assert not twice, f"Prometheus refuses a page with a series twice: {twice[:3]}"
 
     @classmethod
     def of(cls, registry: CollectorRegistry) -> Self:

@@ -97,6 +97,7 @@ def test_a_port_that_is_not_ours_to_open_is_a_bad_setting(
 
 def test_a_silent_client_neither_blocks_others_nor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is cut off after a while; scrapes are answered meanwhile."""
+    assert endpoint._Handler.timeout == endpoint.PATIENCE_S
     monkeypatch.setattr(endpoint._Handler, "timeout", 0.3)
     with (
         closing(Endpoint(CollectorRegistry(), host="127.0.0.1", port=0)) as served,
