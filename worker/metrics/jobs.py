@@ -28,8 +28,8 @@ UNKNOWN = "(unknown)"
 IDLE_S = 3600.0
 # A rollout has three versions of a template at work; the rest are those whose jobs still wait.
 MAX_VERSIONS_PER_TEMPLATE = 16
-# Each has about 120 time series, which cost 3 ms of every scrape; the engine waits for most of it,
-# since both want Python's lock. A hundred are 2 % at one scrape in 15 s.
+# Each has about 120 time series, which cost 3 ms of every scrape. The engine may wait for all of
+# it, since both want Python's lock. A hundred are 2 % at one scrape in 15 s.
 MAX_VERSIONS = 100
 
 
