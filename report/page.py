@@ -23,6 +23,7 @@ def make_page(data: dict[str, Any]) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters |= {
         "amount": amount,
