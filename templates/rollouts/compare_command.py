@@ -28,7 +28,7 @@ _CHARS = 60  # of an answer in the table
     help="Jobs to show at most, the newest first.",
 )
 @option("--differing", is_flag=True, help="Show only jobs whose answers differ.")
-@option("--id", "rollout_id", metavar="ID", help="An earlier rollout. [default: the last one]")
+@option("--rollout", metavar="ID", help="An earlier rollout. [default: the last one]")
 @json_option
 @click.pass_obj
 def compare(
@@ -37,10 +37,10 @@ def compare(
     address: str,
     limit: int,
     differing: bool,
-    rollout_id: str | None,
+    rollout: str | None,
     as_json: bool,
 ) -> None:
-    """Set both versions' answers side by side, for the jobs of TEMPLATE's rollout with --shadow.
+    """Set the answers of TEMPLATE's stable version and of its shadow side by side.
 
     The canary answered them beside the stable version, when a worker had time; its answers went
     nowhere else. The last thousand are kept, for a week. Counts and means are over all of them.
@@ -51,9 +51,12 @@ def compare(
 
     template = parse_address(address)
     check_no_selector(template)
-    if rollout_id is None:
-        rollout_id = latest_rollout(open_registry(settings), template.tenant, template.name)
-    found = read_pairs(connect(settings), settings, template.tenant, check_id(rollout_id))
+    rollout_id = (
+        latest_rollout(open_registry(settings), template.tenant, template.name)
+        if rollout is None
+        else check_id(rollout)
+    )
+    found = read_pairs(connect(settings), settings, template.tenant, rollout_id)
     shown = [pair for pair in found.pairs if not (differing and pair.equal)][:limit]
     if as_json:
         emit_json(

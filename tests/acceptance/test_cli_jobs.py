@@ -50,6 +50,10 @@ def test_submitted_job_waits_until_it_is_answered(published: CommandLine) -> Non
     assert published.run("status", job_id, "--json").json == {
         "job_id": job_id,
         "status": "succeeded",
+        "template": "acme/notes",
+        "version": 1,
+        "rollout": None,
+        "scores": {},
     }
     result = published.run("result", job_id, "--json").json
     assert result["usage"]["prompt_tokens_details"] == {"cached_tokens": 15}

@@ -86,8 +86,8 @@ def test_compare_of_what_there_is_not(two: CommandLine) -> None:
     """No rollout ever, none with that id, no template, no id at all."""
     assert two.run(*COMPARE, "acme/notes", "--json").code == 4
     assert two.run(*COMPARE, "acme/nothing", "--json").code == 4
-    assert two.run(*COMPARE, "acme/notes", "--id", "x", "--json").code == 1
+    assert two.run(*COMPARE, "acme/notes", "--rollout", "x", "--json").code == 1
     assert two.run(*COMPARE, "acme/notes@2", "--json").code == 1
-    empty = two.run(*COMPARE, "acme/notes", "--id", "ab" * 8)
+    empty = two.run(*COMPARE, "acme/notes", "--rollout", "ab" * 8)
     assert (empty.code, empty.out) == (0, "")
     assert "no job was answered by both versions yet" in empty.err

@@ -118,7 +118,7 @@ def test_equal_answers_agree(
     assert ran.out == ""
     assert "3 of 3 answers are equal (100.0%)" in ran.err
     led.rollouts.abort("acme", "notes")
-    ended = command_line.run(*compare, "--limit", "1", "--id", led.rollout.id)
+    ended = command_line.run(*compare, "--limit", "1", "--rollout", led.rollout.id)
     assert ended.out.count("the same  ") >= 2
     assert ended.out.count("\n") == 2
 
