@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +20,7 @@ from contract.console import (
 )
 from contract.errors import NotFound, TimedOut
 from contract.ids import TemplateAddress, parse_address
-from templates.cli_tools import check_no_selector, open_registry
+from templates.cli_tools import check_no_selector, open_registry, signed
 from templates.rollouts.options import Drop, Duration, Share, Weight, Weights
 
 if TYPE_CHECKING:  # these bring Redis, which help and completion do without
@@ -30,17 +30,8 @@ if TYPE_CHECKING:  # these bring Redis, which help and completion do without
     from templates.rollouts.outcomes import VersionOutcomes
     from templates.rollouts.rollout import Rollout
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
 _ABORTED = 5  # exit status: refused by a check, or by somebody
 _LOOK_S = 1.0
-
-
-def signed(function: _F) -> _F:
-    """Give a command `--who` and `--why`."""
-    who = option("--who", metavar="TEXT", help="Who does it, for the journal. [default: you@host]")
-    why = option("--why", metavar="TEXT", default="", help="Why, for the journal.")
-    return who(why(json_option(function)))
 
 
 @click.group()
@@ -124,6 +115,7 @@ def rollout() -> None:
     help="Drop of the mean of a score (repeatable).",
 )
 @signed
+@json_option
 @click.pass_obj
 def start(
     settings: Settings,
@@ -184,6 +176,7 @@ def start(
 @rollout.command()
 @click.argument("address", metavar="TEMPLATE")
 @signed
+@json_option
 @click.pass_obj
 def pause(settings: Settings, *, address: str, who: str | None, why: str, as_json: bool) -> None:
     """Hold the weights of TEMPLATE's rollout until it is resumed, promoted or aborted."""
@@ -195,6 +188,7 @@ def pause(settings: Settings, *, address: str, who: str | None, why: str, as_jso
 @rollout.command()
 @click.argument("address", metavar="TEMPLATE")
 @signed
+@json_option
 @click.pass_obj
 def resume(settings: Settings, *, address: str, who: str | None, why: str, as_json: bool) -> None:
     """Let TEMPLATE's rollout go on from where it was paused."""
@@ -206,6 +200,7 @@ def resume(settings: Settings, *, address: str, who: str | None, why: str, as_js
 @rollout.command()
 @click.argument("address", metavar="TEMPLATE")
 @signed
+@json_option
 @click.pass_obj
 def promote(settings: Settings, *, address: str, who: str | None, why: str, as_json: bool) -> None:
     """Move the label of TEMPLATE's rollout to the new version now, whatever its gates say."""
@@ -217,6 +212,7 @@ def promote(settings: Settings, *, address: str, who: str | None, why: str, as_j
 @rollout.command()
 @click.argument("address", metavar="TEMPLATE")
 @signed
+@json_option
 @click.pass_obj
 def abort(settings: Settings, *, address: str, who: str | None, why: str, as_json: bool) -> None:
     """End TEMPLATE's rollout: all new jobs get the version that its label points to.
