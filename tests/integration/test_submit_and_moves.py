@@ -405,7 +405,7 @@ def test_commands_show_the_rollout_of_a_job(
     run: Callable[..., Any],
     rollouts: Rollouts,
     worker_settings: Settings,
-    worker_client: Client,
+    client: Client,
 ) -> None:
     """Where the version is shown; null for a job of none."""
     rollout = lead(rollouts, 10_000)
@@ -424,4 +424,4 @@ def test_commands_show_the_rollout_of_a_job(
         (1, None, {}),
     ]
     stream = keys.outcomes("acme", rollout.id, shown[0]["digest"])
-    assert worker_client.xlen(stream) >= 1
+    assert client.xlen(stream) >= 1
