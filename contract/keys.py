@@ -137,9 +137,9 @@ def shadowed(tenant: str, rollout_id: str) -> str:
     return f"pq:{tenant}:shadowed:{rollout_id}"
 
 
-def conductor(tenant: str, template: str) -> str:
-    """String with an expiry: the worker that looks after a template's rollout now."""
-    return f"pq:_conductor:{tenant}/{template}"
+def conductor(tenant: str, rollout_id: str) -> str:
+    """String with an expiry: the worker that looks after a rollout now."""
+    return f"pq:_conductor:{tenant}:{rollout_id}"
 
 
 def worker(worker_id: str) -> str:

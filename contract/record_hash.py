@@ -2,7 +2,8 @@
 
 - what was asked: `template`, `version`, `digest`, `input` (msgpack), `input_digest`, `use_cache`,
   `queue` (where to ring)
-- how the version was chosen: `revision` (of the template at submit), `rollout` (its id, if one did)
+- how the version was chosen: `revision` (of the template at submit), `rollout` (its id, if one
+  did), `shadow` (number of the version that answers a copy of the job, unseen, if one does)
 - when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
 - who runs it: `attempt`, `fence`, `worker`, `lease_until`, `claim_token`
 - when it failed and may be tried again: `not_before`, `ended_attempt` (the fence of that attempt)
@@ -48,6 +49,7 @@ def asked(job: Job) -> list[str | bytes | int]:
         "input",
         pack(job.variables),
         *(["rollout", job.rollout] if job.rollout else []),
+        *(["shadow", str(job.shadow)] if job.shadow else []),
     ]
 
 
@@ -81,6 +83,7 @@ def _job_of(job_id: str, record: Hash) -> Job:
         attempt=whole(record, b"attempt"),
         fence=whole(record, b"fence"),
         rollout=text(record.get(b"rollout", b"")),
+        shadow=whole(record, b"shadow") if b"shadow" in record else 0,
     )
 
 

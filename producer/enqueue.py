@@ -154,6 +154,7 @@ class Enqueue:
                 variables=wish.variables,
                 use_cache=terms.use_cache,
                 rollout="" if target.rollout is None else target.rollout.id,
+                shadow=target.shadow_of(ref, wish.job_id),
             ),
             input_digest=self._input_digest(wish),
             idempotency_key=wish.idempotency_key,

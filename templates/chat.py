@@ -24,6 +24,9 @@ _RUN_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticErr
 # Transformers hands these to templates too; nothing here knows their values.
 _UNKNOWN_TOKENS = {f"{name}_token" for name in ("unk", "sep", "pad", "cls", "mask")}
 
+# Jinja's own, and what Transformers hands to chat templates.
+_CHANGING = ("strftime_now", "lipsum")
+
 
 def render_chat(
     chat_template: str,
@@ -61,6 +64,17 @@ def compared_constants(chat_template: str) -> tuple[tuple[str, ...], tuple[int, 
     texts = dict.fromkeys(c.value for c in found if isinstance(c.value, str) and c.value)
     numbers = dict.fromkeys(c.value for c in found if type(c.value) is int)
     return tuple(texts), tuple(numbers)
+
+
+def changing_calls(chat_template: str) -> tuple[str, ...]:
+    """What in the chat template may give another text each time, with the lines it stands in."""
+    tree = _tree(chat_template)
+    clocks = [(n.lineno, n.name) for n in tree.find_all(nodes.Name) if n.name in _CHANGING]
+    filters = [(n.lineno, f"|{n.name}") for n in tree.find_all(nodes.Filter) if n.name == "random"]
+    lines: dict[str, list[int]] = {}
+    for line, name in sorted({*clocks, *filters}):
+        lines.setdefault(name, []).append(line)
+    return tuple(f"{name} (line {', '.join(map(str, at))})" for name, at in lines.items())
 
 
 def check_chat_template(chat_template: str) -> None:

@@ -19,14 +19,16 @@ from contract.console import (
 )
 from contract.errors import InvalidInput
 from contract.ids import parse_address
-from templates import file_commands
+from templates import diff_command, file_commands, orphans_command, source_commands
 from templates.cli_tools import (
     check_no_selector,
     files_argument,
     make_preparer,
+    note_warnings,
     open_registry,
     show_published,
     signed,
+    strict_option,
 )
 from templates.rollouts.cli import history, rollout
 
@@ -43,6 +45,7 @@ def templates() -> None:
 @files_argument
 @option("--label", metavar="NAME", help="Point this label to each published version.")
 @signed
+@strict_option
 @json_option
 @click.pass_obj
 def publish(
@@ -52,27 +55,31 @@ def publish(
     label: str | None,
     who: str | None,
     why: str,
+    strict: bool,
     as_json: bool,
 ) -> None:
     """Publish one version per FILE; the same content again is the same version.
 
-    All files are compiled before the first is published. A template's first version gets the
-    label production.
+    All files are compiled and checked (see lint) before the first is published. A template's first
+    version gets the label production.
     """
-    from templates.spec import load_spec
-
-    preparer = make_preparer(settings)
-    prepared = [preparer.prepare(load_spec(path)) for path in files]
+    preparer = make_preparer(settings, strict=strict)
+    prepared = [preparer.prepare_file(path) for path in files]
+    for path, item in zip(files, prepared, strict=True):
+        note_warnings(str(path), item.warnings)
     registry = open_registry(settings)
     published = [
         registry.publish(item.spec, item.compiled, item.model, who=who, why=why)
         for item in prepared
     ]
     if label is not None:
-        for item in published:
-            ref = item.version.ref
+        for done in published:
+            ref = done.version.ref
             registry.set_label(ref.tenant, ref.template, label, ref.version, who=who, why=why)
-    show_published(registry, published, as_json=as_json)
+    warnings = {
+        str(done.version.ref): item.warnings for done, item in zip(published, prepared, strict=True)
+    }
+    show_published(registry, published, as_json=as_json, warnings=warnings)
 
 
 @templates.command(name="list")
@@ -232,5 +239,13 @@ def retire(
         note(f"{template}@{number} {'takes jobs again' if undo else 'is retired'}")
 
 
-for _command in (*file_commands.ALL, rollout, history):
+_COMMANDS = (
+    *file_commands.ALL,
+    *source_commands.ALL,
+    diff_command.diff,
+    orphans_command.orphans,
+    rollout,
+    history,
+)
+for _command in _COMMANDS:
     templates.add_command(_command)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from contract.console import emit_json, emit_table, option
+from contract.console import emit_json, emit_table, note, option
 from contract.errors import InvalidInput
 from contract.ids import TemplateAddress
 
 if TYPE_CHECKING:  # these bring Redis and Jinja, which help and completion do without
     from contract.settings import Settings
+    from templates.finding import Finding
     from templates.prepare import Preparer
     from templates.registry import Published, Registry
 
@@ -42,10 +43,10 @@ def open_registry(settings: Settings) -> Registry:
     return Registry(connect(settings), settings)
 
 
-def make_preparer(settings: Settings) -> Preparer:
+def make_preparer(settings: Settings, *, strict: bool = False) -> Preparer:
     from templates.prepare import Preparer
 
-    return Preparer(settings)
+    return Preparer(settings, strict=strict)
 
 
 def check_no_selector(address: TemplateAddress) -> None:
@@ -58,8 +59,24 @@ def check_no_selector(address: TemplateAddress) -> None:
         )
 
 
-def show_published(registry: Registry, published: list[Published], *, as_json: bool) -> None:
-    """Print what publishing came to, with the labels as they are now."""
+strict_option = option("--strict", is_flag=True, help="Take warnings for errors.")
+
+
+def note_warnings(name: str, warnings: Iterable[Finding]) -> None:
+    """Talk about what is not wrong, and not as it could be."""
+    for finding in warnings:
+        place = name if finding.line is None else f"{name}:{finding.line}"
+        note(f"{place}: {finding}")
+
+
+def show_published(
+    registry: Registry,
+    published: list[Published],
+    *,
+    as_json: bool,
+    warnings: Mapping[str, Sequence[Finding]] | None = None,
+) -> None:
+    """Print what publishing came to, with the labels as they are now; `warnings` by address."""
     rows: list[dict[str, Any]] = []
     for item in published:
         ref = item.version.ref
@@ -72,6 +89,7 @@ def show_published(registry: Registry, published: list[Published], *, as_json: b
                 "created": item.created,
                 "prefix_tokens": len(item.version.compiled.prefix_ids),
                 "labels": [name for name, number in labels.items() if number == ref.version],
+                "warnings": [w.to_dict() for w in (warnings or {}).get(str(ref), ())],
             }
         )
     if as_json:

@@ -1,64 +1,30 @@
 """What is wrong with a template, or makes its cached prefix worth less than it could be.
 
-Pure: no model is loaded and no Redis asked. `lint_spec` needs the file alone, `lint_prompt`
-also the compiled template and its tokenizer.
+`lint_spec` needs the file alone, `lint_prompt` also the compiled template and what compiled it. No
+weights are loaded and no Redis is asked.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from statistics import median
-from typing import Literal as OneOf
+from datetime import UTC, date, datetime
 
 from jsonschema import Draft202012Validator
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from contract.described import place_and_rule
-from contract.errors import PrefillqError
-from templates.compiled import CompiledTemplate
 from templates.fill import fill
-from templates.placeholders import Literal, Variable, parse_content
+from templates.finding import Finding
+from templates.lint_prefix import Compiled, lint_prefix
+from templates.lint_texts import lint_texts
 from templates.spec import TemplateSpec
-from templates.tokenizer import TemplateTokenizer
-
-MIN_PREFIX_TOKENS = 16
-MIN_PREFIX_SHARE = 0.5
-MIN_SAVED_TOKENS = 16  # a reorder that saves fewer is not worth a remark
-
-Level = OneOf["error", "warning"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One remark. A file with a finding of level `error` cannot be published."""
-
-    level: Level
-    code: str
-    message: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.level}: {self.message} [{self.code}]. {self.remedy}"
-
-    def to_dict(self) -> dict[str, str]:
-        return asdict(self)
-
-
-def finding_of(error: PrefillqError) -> Finding:
-    """An error of reading or compiling a template, as a finding."""
-    return Finding(
-        level="error",
-        code=error.code,
-        message=str(error).removesuffix(error.remedy).rstrip(" ."),
-        remedy=error.remedy,
-    )
-
-
-def lint_spec(spec: TemplateSpec) -> Iterator[Finding]:
-    """What the file alone shows."""
+def lint_spec(spec: TemplateSpec, *, today: date | None = None) -> Iterator[Finding]:
+    """What the file alone shows. `today` is for the dates in its texts; None: by this clock."""
+    yield from lint_texts(spec, today=today or datetime.now(UTC).date())
     declared = spec.input.json_schema.get("properties", {})
     if unused := [name for name in declared if name not in spec.variables]:
         yield Finding(
@@ -118,65 +84,37 @@ def _samples(spec: TemplateSpec) -> Iterator[Finding]:
             )
 
 
-def lint_prompt(
-    spec: TemplateSpec,
-    compiled: CompiledTemplate,
-    tokenizer: TemplateTokenizer,
-    *,
-    max_positions: int | None,
-) -> Iterator[Finding]:
+def lint_prompt(it: Compiled) -> Iterator[Finding]:
     """What shows in tokens. Samples must fit the schema; see `lint_spec`."""
-    prompts = [len(fill(compiled, sample.input, tokenizer).ids) for sample in spec.samples]
-    prefix = len(compiled.prefix_ids)
-    share = prefix / median(prompts) if prompts else 1.0
-    if prefix < MIN_PREFIX_TOKENS or share < MIN_PREFIX_SHARE:
-        part = f", {share:.0%} of a sample's prompt" if prompts else ""
+    prompts = [len(fill(it.compiled, s.input, it.tokenizer).ids) for s in it.spec.samples]
+    yield from lint_prefix(it, prompts)
+    if it.spec.strict and not it.compiled.prefix_ids:
         yield Finding(
-            level="warning",
-            code="short_prefix",
-            message=f"only {prefix} tokens are the same for every job{part}",
-            remedy="Put fixed text (rules, examples) before the first variable.",
+            level="error",
+            code="strict_without_prefix",
+            message="the template is strict and its prompts have no token in common, so that every "
+            "job would fail",
+            remedy="Begin with fixed text, or leave strict out.",
         )
-    yield from _late_text(spec, tokenizer)
-    yield from _positions(spec, prompts, max_positions)
+    yield from _positions(it, prompts)
 
 
-def _late_text(spec: TemplateSpec, tokenizer: TemplateTokenizer) -> Iterator[Finding]:
-    """Fixed text behind the first variable: it could be in the prefix, and is not."""
-    parts = [part for message in spec.messages for part in parse_content(message.content)]
-    first = next((i for i, part in enumerate(parts) if isinstance(part, Variable)), len(parts))
-    late = [
-        len(tokenizer.encode_ordinary(part.text))
-        for part in parts[first:]
-        if isinstance(part, Literal)
-    ]
-    saved = sum(tokens for tokens in late if tokens >= MIN_SAVED_TOKENS)
-    if saved:
-        name = spec.variables[0]
-        yield Finding(
-            level="warning",
-            code="variable_before_text",
-            message=f"about {saved} tokens of fixed text follow {{{{ {name} }}}} "
-            "and are computed again for every job",
-            remedy=f"Move {{{{ {name} }}}} behind that text; the prefix grows by as much.",
-        )
-
-
-def _positions(
-    spec: TemplateSpec, prompts: list[int], max_positions: int | None
-) -> Iterator[Finding]:
-    new = spec.generation.max_new_tokens
+def _positions(it: Compiled, prompts: list[int]) -> Iterator[Finding]:
+    most = it.model.max_positions
+    new = _new_tokens(it)
     for number, tokens in enumerate(prompts, 1):
-        if max_positions is not None and tokens + new > max_positions:
+        if most is not None and tokens + new > most:
             yield Finding(
                 level="error",
                 code="over_model_limit",
                 message=f"sample {number} takes {tokens} prompt tokens and up to {new} new ones, "
-                f"the model has {max_positions} positions",
+                f"the model has {most} positions",
                 remedy="Shorten the messages, or lower generation.max_new_tokens.",
             )
 
 
-def errors_of(findings: list[Finding]) -> list[Finding]:
-    """Those that keep a template from being published."""
-    return [finding for finding in findings if finding.level == "error"]
+def _new_tokens(it: Compiled) -> int:
+    """How many tokens an answer may have; among choices, the longest and its end."""
+    if it.spec.output.choices is None:
+        return it.spec.generation.max_new_tokens
+    return max(len(it.tokenizer.encode_ordinary(c)) for c in it.spec.output.choices) + 1

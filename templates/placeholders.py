@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _TOKEN = re.compile(r"\\\{\{|\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
@@ -52,6 +53,24 @@ def parse_content(content: str) -> tuple[Part, ...]:
 def variables_in(content: str) -> tuple[str, ...]:
     """Names of the variables in a content, in order, each as often as it occurs."""
     return tuple(part.name for part in parse_content(content) if isinstance(part, Variable))
+
+
+def first_variable_at(content: str) -> int | None:
+    """The character at which the first variable begins, or None."""
+    return next((match.start() for match in _TOKEN.finditer(content) if match.group(1)), None)
+
+
+def without_placeholders(content: str) -> str:
+    """The author's text, with blanks for variables and for braces that a backslash keeps."""
+    return _TOKEN.sub(lambda match: " " * len(match.group()), content)
+
+
+def content_of(parts: Iterable[Part]) -> str:
+    """The inverse of `parse_content`: a content with these parts."""
+    return "".join(
+        f"{{{{ {part.name} }}}}" if isinstance(part, Variable) else part.text.replace("{{", r"\{{")
+        for part in parts
+    )
 
 
 def to_text(value: object) -> str:

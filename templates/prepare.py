@@ -13,11 +13,15 @@ from contract.model_store import find_model
 from contract.settings import Settings
 from templates.compile import compile_template
 from templates.compiled import CompiledTemplate
-from templates.lint import Finding, errors_of, finding_of, lint_prompt, lint_spec
+from templates.finding import Finding, errors_of, finding_of, located, warnings_of
+from templates.lint import lint_prompt, lint_spec
+from templates.lint_prefix import Compiled
+from templates.lint_texts import lint_control_tokens
 from templates.registry import Published, Registry
-from templates.spec import TemplateSpec, load_spec
+from templates.spec import TemplateSpec, spec_of
 from templates.tokenizer import TemplateTokenizer
 from templates.transfer import Bundle
+from templates.yaml_source import ContentPlace, content_places, read_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,45 +31,58 @@ class Prepared:
     spec: TemplateSpec
     compiled: CompiledTemplate
     model: ModelFolder
+    warnings: tuple[Finding, ...] = ()
 
 
 class Preparer:
-    """Compiles specs, reading each model's tokenizer once."""
+    """Compiles and checks specs, reading each model's tokenizer once.
 
-    def __init__(self, settings: Settings) -> None:
+    With `strict` a warning refuses a template as an error does.
+    """
+
+    def __init__(self, settings: Settings, *, strict: bool = False) -> None:
         self._settings = settings
+        self._strict = strict
         self._tokenizers: dict[str, TemplateTokenizer] = {}
+
+    def model(self, spec: TemplateSpec) -> ModelFolder:
+        """The model that a spec names. Raises ModelError."""
+        return find_model(spec.model, self._settings)
 
     def tokenizer(self, model: ModelFolder) -> TemplateTokenizer:
         if model.tokenizer_digest not in self._tokenizers:
             self._tokenizers[model.tokenizer_digest] = TemplateTokenizer.load(model.path)
         return self._tokenizers[model.tokenizer_digest]
 
-    def prepare(self, spec: TemplateSpec) -> Prepared:
-        """Compile and check. Raises ModelError, or TemplateRefused with the first lint error."""
-        wrong = errors_of(list(lint_spec(spec)))
-        if not wrong:
-            prepared = self._compile(spec)
-            wrong = errors_of(self._in_tokens(prepared))
-        if wrong:
-            raise TemplateRefused(
-                f"{spec.tenant}/{spec.name} cannot be published",
-                given=wrong[0].message,
-                remedy=wrong[0].remedy,
-            )
+    def prepare(
+        self, spec: TemplateSpec, *, places: Sequence[ContentPlace | None] = ()
+    ) -> Prepared:
+        """Compile and check. Raises ModelError, or TemplateRefused with the first finding.
+
+        `places` are those of the messages in the spec's file, for findings to name lines.
+        """
+        prepared, findings = self._examine(spec, places)
+        wrong = self._refusing(findings)
+        if prepared is None or wrong:
+            raise _refused(spec, wrong)
         return prepared
+
+    def prepare_file(self, path: Path) -> Prepared:
+        """As `prepare`, of a file that holds one template. Raises SpecInvalid too."""
+        text = read_source(path)
+        spec = spec_of(text, source=str(path))
+        return self.prepare(spec, places=content_places(text)[0])
 
     def lint(self, path: Path) -> list[Finding]:
         """All that can be said about a file, whether or not it is a template."""
         try:
-            spec = load_spec(path)
+            text = read_source(path)
+            spec = spec_of(text, source=str(path))
         except PrefillqError as error:
             return [finding_of(error)]
-        findings = list(lint_spec(spec))
-        if errors_of(findings):
-            return findings  # a sample that does not fit would only be refused once more
+        places = content_places(text)[0]
         try:
-            return [*findings, *self._in_tokens(self._compile(spec))]
+            return self._examine(spec, places)[1]
         except ModelError as error:
             skipped = Finding(
                 level="warning",
@@ -73,25 +90,49 @@ class Preparer:
                 message=f"not checked in tokens: {error.problem}",
                 remedy=error.remedy,
             )
-            return [*findings, skipped]
-        except PrefillqError as error:
-            return [*findings, finding_of(error)]
+            return located([*lint_spec(spec), skipped], spec, places)
 
-    def _compile(self, spec: TemplateSpec) -> Prepared:
-        model = find_model(spec.model, self._settings)
-        compiled = compile_template(spec, model, self.tokenizer(model))
-        return Prepared(spec=spec, compiled=compiled, model=model)
+    def _examine(
+        self, spec: TemplateSpec, places: Sequence[ContentPlace | None]
+    ) -> tuple[Prepared | None, list[Finding]]:
+        """What the spec compiles to, unless something is wrong with it, and all that is to say."""
+        it, found = self._compile(spec)
+        findings = located(found, spec, places)
+        if it is None:
+            return None, findings
+        warnings = tuple(warnings_of(findings))
+        prepared = Prepared(spec=spec, compiled=it.compiled, model=it.model, warnings=warnings)
+        return prepared, findings
 
-    def _in_tokens(self, prepared: Prepared) -> list[Finding]:
-        model = prepared.model
-        return list(
-            lint_prompt(
-                prepared.spec,
-                prepared.compiled,
-                self.tokenizer(model),
-                max_positions=model.max_positions,
-            )
-        )
+    def _compile(self, spec: TemplateSpec) -> tuple[Compiled | None, list[Finding]]:
+        findings = list(lint_spec(spec))
+        if errors_of(findings):
+            # A sample that does not fit would only be refused once more.
+            return None, findings
+        model = self.model(spec)
+        tokenizer = self.tokenizer(model)
+        findings += lint_control_tokens(spec, tokenizer)
+        if errors_of(findings):
+            return None, findings
+        try:
+            compiled = compile_template(spec, model, tokenizer)
+        except TemplateRefused as error:
+            return None, [*findings, finding_of(error)]
+        it = Compiled(spec=spec, compiled=compiled, model=model, tokenizer=tokenizer)
+        return it, [*findings, *lint_prompt(it)]
+
+    def _refusing(self, findings: Sequence[Finding]) -> list[Finding]:
+        return [*errors_of(findings), *(warnings_of(findings) if self._strict else ())]
+
+
+def _refused(spec: TemplateSpec, wrong: Sequence[Finding]) -> TemplateRefused:
+    line = "" if wrong[0].line is None else f"line {wrong[0].line}: "
+    more = f" (and {len(wrong) - 1} more; see 'prefillq templates lint')" if wrong[1:] else ""
+    return TemplateRefused(
+        f"{spec.tenant}/{spec.name} cannot be published",
+        given=f"{line}{wrong[0].message} [{wrong[0].code}]{more}",
+        remedy=wrong[0].remedy,
+    )
 
 
 def import_bundles(

@@ -25,7 +25,7 @@ from contract.users import user_of
 from templates.rollouts.journal import Entry, read_entry
 from templates.rollouts.moves import TemplateState
 from templates.rollouts.plain import parse_text
-from templates.rollouts.rollout import Rollout
+from templates.rollouts.rollout import Phase, Rollout
 from templates.stored import (
     labelled_number,
     read_names,
@@ -89,6 +89,16 @@ class Target:
             return self.stable
         key = self.rollout.key_of(variables) if sticky_key is None else sticky_key
         return self.ref_for(job_id if key is None else key)
+
+    def shadow_of(self, ref: VersionRef, job_id: str) -> int:
+        """The number of the version that is to answer a copy of a job of `ref`; 0 for none.
+
+        None before the gates: a version that nobody has tried is not tried on jobs, seen or unseen.
+        """
+        rollout = self.rollout
+        if rollout is None or rollout.phase is Phase.GATES or ref.version != rollout.plan.stable:
+            return 0
+        return rollout.plan.canary if rollout.shadows(ref.tenant, job_id) else 0
 
     def refs_for(
         self, variables: Mapping[str, Any], sticky_key: str | None

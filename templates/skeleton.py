@@ -12,7 +12,7 @@ from typing import Any
 
 from contract.errors import TemplateRefused
 from contract.model_folder import ModelFolder
-from templates.chat import render_chat
+from templates.chat import changing_calls, render_chat
 from templates.compiled import Span
 from templates.fill import fill_span
 from templates.placeholders import Literal, Part, Variable, parse_content
@@ -83,7 +83,7 @@ def find_skeleton(chat: Conversation) -> tuple[Span, ...]:
     """
     marks = _marks(chat, length=8)
     text = _render_marked(chat, marks)
-    _check_clock(text, _render_marked(chat, marks, now=_LATER))
+    _check_clock(chat.model, text, _render_marked(chat, marks, now=_LATER))
     order, fixed = _split(chat, text, marks)
 
     other = _marks(chat, length=11)
@@ -107,16 +107,24 @@ def _render_marked(chat: Conversation, marks: Mapping[int, str], *, now: datetim
     return chat.render_contents(contents, now=now)
 
 
-def _check_clock(text: str, later: str) -> None:
+class ClockInChatTemplate(TemplateRefused):
+    """The chat template gives another prompt each time, so that no prefix lasts."""
+
+    code = "clock_in_chat_template"
+
+
+def _check_clock(model: ModelFolder, text: str, later: str) -> None:
     if text == later:
         return
     start = common_length(text, later)
     end = common_length(text[start:][::-1], later[start:][::-1])
     # Whole words around the difference, to make it readable.
     begin = max(text.rfind(" ", 0, start), text.rfind("\n", 0, start)) + 1
-    raise TemplateRefused(
+    cause = ", ".join(changing_calls(model.chat_template)) or "nothing that is known to"
+    raise ClockInChatTemplate(
         "the chat template writes the time, or something random, so no prefix lasts",
-        given=f"{text[begin : len(text) - end]!r} once, {later[begin : len(later) - end]!r} later",
+        given=f"{text[begin : len(text) - end]!r} once, {later[begin : len(later) - end]!r} later, "
+        f"by {cause}",
         expected="the same text at any time",
         remedy="Write a fixed date into the chat template of the model's folder.",
     )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from pydantic import (
@@ -23,17 +21,12 @@ from pydantic import (
 from contract.codec import check_plain
 from contract.described import describe
 from contract.errors import InvalidInput, SpecInvalid
-from contract.files import read_text
 from contract.ids import check_name
 from contract.job_store import MAX_DEADLINE_S
 from templates.placeholders import variables_in
+from templates.yaml_source import parse_documents, read_source
 
-MAX_SPEC_BYTES = 4 * 2**20
-MAX_NODES = 20_000  # keys and values of one file
-MAX_DIGITS = 64
 MAX_VARIABLES = 100
-_TEXT_TAG = "tag:yaml.org,2002:str"
-_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _TEXTS = {"content", "samples", "choices"}  # fields that hold what models or users say
 _SHOWN_CHARS = 60
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -175,81 +168,20 @@ def parse_spec(data: object, *, source: str = "the template") -> TemplateSpec:
 
 def load_spec(path: Path) -> TemplateSpec:
     """Read a file that holds one template. Raises SpecInvalid."""
-    documents = load_documents(path)
+    return spec_of(read_source(path), source=str(path))
+
+
+def spec_of(text: str, *, source: str) -> TemplateSpec:
+    """Read the text of a file that holds one template. Raises SpecInvalid."""
+    documents = parse_documents(text, source=source)
     if len(documents) != 1:
         raise SpecInvalid(
-            f"{path} is no template file",
+            f"{source} is no template file",
             given=f"{len(documents)} YAML documents",
             expected="one",
             remedy="Read an exported bundle with 'prefillq templates import'.",
         )
-    return parse_spec(documents[0], source=str(path))
-
-
-def load_documents(path: Path) -> tuple[object, ...]:
-    """The YAML documents of a regular file. Raises SpecInvalid when it cannot be read."""
-    try:
-        text = read_text(path, max_bytes=MAX_SPEC_BYTES)
-    except OSError as error:
-        remedy = "Make it smaller." if error.errno == errno.EFBIG else ""
-        raise SpecInvalid(f"{path} cannot be read", given=error.strerror, remedy=remedy) from error
-    except UnicodeDecodeError as error:
-        raise SpecInvalid(
-            f"{path} cannot be read as YAML", given=str(error), expected="UTF-8"
-        ) from error
-    return parse_documents(text, source=str(path))
-
-
-def parse_documents(text: str, *, source: str = "the text") -> tuple[object, ...]:
-    """The YAML documents of a text, in time that its length bounds. Raises SpecInvalid."""
-    try:
-        return tuple(yaml.load_all(text, Loader=_Bounded))
-    except yaml.MarkedYAMLError as error:
-        # Without the lines that it quotes.
-        mark = error.problem_mark or error.context_mark
-        where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-        given = f"{error.problem or error.context}{where}"
-        raise SpecInvalid(f"{source} cannot be read as YAML", given=given[:200]) from error
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise SpecInvalid(
-            f"{source} cannot be read as YAML", given=" ".join(str(error).split())[:200]
-        ) from error
-
-
-class _Bounded(yaml.SafeLoader):
-    """Safe loading of what a template needs, and of nothing that costs more than its length.
-
-    No aliases: nine lines of them can unfold to gigabytes. No tags but text's: `!!int ''` and the
-    like end PyYAML with whatever error comes first. A limit to nodes, which take some 30 us each,
-    and to digits: 1:1:1 is a number to base 60, and a megabyte of it takes hours.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__(stream)
-        self._nodes = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event: yaml.events.Event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.events.AliasEvent):
-            raise _refused("aliases (*name) are not used in template files", event)
-        if getattr(event, "tag", None) not in (None, "!", _TEXT_TAG):
-            raise _refused("tags (!name) are not used in template files", event)
-        self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise _refused(f"more than {MAX_NODES} values", event)
-        return super().compose_node(parent, index)
-
-    def compose_scalar_node(self, anchor: Any) -> Any:
-        node = super().compose_scalar_node(anchor)
-        if node.tag in _NUMBER_TAGS and len(node.value) > MAX_DIGITS:
-            problem = f"a number of {len(node.value)} characters; write text in quotes"
-            raise _refused(problem, node)
-        return node
-
-
-def _refused(problem: str, at: Any) -> yaml.MarkedYAMLError:
-    """`at` is an event or a node."""
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
+    return parse_spec(documents[0], source=source)
 
 
 def _shown(place: tuple[int | str, ...], value: object) -> str:

@@ -187,6 +187,11 @@ def _admin(tenant: str) -> list[Grant]:
         Grant(purpose="versions", commands="get set exists", on=_read_write(version)),
         *_move_templates(tenant),
         *_read_templates(tenant),
+        Grant(
+            purpose="both versions' answers to a rollout's shadowed jobs",
+            commands="xrevrange",
+            on=_read(keys.shadowed(tenant, "*")),
+        ),
     ]
 
 
@@ -234,6 +239,16 @@ def _worker() -> list[Grant]:
             purpose="how the jobs of a rollout ended",
             commands="xadd pexpire",
             on=_write(keys.outcomes("*", "*", "*")),
+        ),
+        Grant(
+            purpose="jobs that a canary answers too, unseen",
+            commands="lpush ltrim rpop rpush expire",
+            on=_read_write(keys.shadow("*", "*")),
+        ),
+        Grant(
+            purpose="both answers to such jobs",
+            commands="xadd expire",
+            on=_write(keys.shadowed("*", "*")),
         ),
         Grant(
             purpose="one worker at a time looks after a rollout",

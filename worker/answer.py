@@ -21,7 +21,7 @@ from contract.types import (
 from templates.fill import check_positions, fill, trusted_ids
 from templates.version import PublishedVersion
 from worker.engine.base import Engine, Generation, GenerationRequest, NonFiniteLogits
-from worker.leases import HeldLease
+from worker.leases import Stoppable
 from worker.outcome import Answer, failed_with, stopped
 from worker.prefixes import PrefixService, Served
 
@@ -63,7 +63,7 @@ class JobAnswers:
         self._audit = audit
         self._clock = clock
 
-    def answer(self, job: Job, lease: HeldLease, *, claimed_at: float) -> Answer:
+    def answer(self, job: Job, lease: Stoppable, *, claimed_at: float) -> Answer:
         """The job's answer, or why there is none; `lease` tells the engine when to stop.
 
         `claimed_at` is on `clock`. Raises what the registry, the templates and the engine raise.
@@ -107,7 +107,7 @@ class JobAnswers:
             )
 
     def _generate(
-        self, job: Job, version: PublishedVersion, lease: HeldLease, *, claimed_at: float
+        self, job: Job, version: PublishedVersion, lease: Stoppable, *, claimed_at: float
     ) -> Answer:
         started = self._clock()
         request = self.request(version, job.variables, job_id=job.id)
@@ -210,7 +210,7 @@ def _not_verified(reason: str) -> PrefixNotVerified:
     )
 
 
-def _engine_stop(lease: HeldLease) -> Literal["cancelled", "expired"] | None:
+def _engine_stop(lease: Stoppable) -> Literal["cancelled", "expired"] | None:
     # A lost lease ends like a cancel; its commit is refused by the fence. So does a returned job,
     # which is released instead.
     match lease.stop_reason():

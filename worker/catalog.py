@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -70,15 +70,32 @@ class Catalog:
 
     def labelled(self, served: Served) -> list[PublishedVersion]:
         """Versions that a label of the template points to and this worker's model can run."""
+        return self._chosen(
+            served, lambda: self._registry.labels(served.tenant, served.template).values()
+        )
+
+    def retired(self, served: Served) -> list[PublishedVersion]:
+        """Versions that take no new jobs and that this worker's model can run."""
+        return self._chosen(served, lambda: self._registry.retired(served.tenant, served.template))
+
+    def matches(self, tenant: str, template: str) -> bool:
+        """True for a template that this worker may serve, if it has a version for its model."""
+        address = f"{tenant}/{template}"
+        return any(fnmatchcase(address, pattern) for pattern in self._patterns)
+
+    def _chosen(
+        self, served: Served, numbers: Callable[[], Iterable[int]]
+    ) -> list[PublishedVersion]:
         try:
-            numbers = set(self._registry.labels(served.tenant, served.template).values())
+            if not (wanted := set(numbers())):
+                return []
             return [
                 self._registry.get(ref)
                 for ref in self._refs(served.tenant, served.template)
-                if ref.version in numbers and self._fits(ref)
+                if ref.version in wanted and self._fits(ref)
             ]
         except RedisRefused as error:
-            log.warning("labels_not_read", tenant=served.tenant, error=str(error))
+            log.warning("template_not_read", tenant=served.tenant, error=str(error))
             return []
 
     def _of_tenant(self, tenant: str) -> list[Served]:
@@ -87,7 +104,7 @@ class Catalog:
         return [
             Served(tenant=tenant, template=name, queue=keys.queue(tenant, name, self._model_digest))
             for name in names
-            if any(fnmatchcase(f"{tenant}/{name}", pattern) for pattern in self._patterns)
+            if self.matches(tenant, name)
             and any(self._fits(ref) for ref in self._refs(tenant, name))
         ]
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from contract import keys
 from contract.errors import PrefillqError
@@ -31,6 +31,14 @@ log = get_logger(__name__)
 
 # Why a running job should stop: its record says so, or its worker ends and gives it back.
 Stop = StopReason | Literal["returned"]
+
+
+class Stoppable(Protocol):
+    """Who knows why an answer should stop; a `HeldLease` does."""
+
+    def stop_reason(self) -> Stop | None:
+        """Why the engine should stop, or None. Asked between its steps."""
+
 
 # How often the records of running jobs are looked at for a cancel or a deadline.
 POLL_S = 0.5

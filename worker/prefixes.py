@@ -131,6 +131,20 @@ class PrefixService:
         """Forget the version's entry in memory; the next job loads or prefills it again."""
         self.cache.drop(self.key(version), reason)
 
+    def holds(self, version: PublishedVersion) -> bool:
+        """True when the version's entry is in memory now."""
+        key = self.key(version)
+        return any(listed.key == key for listed in self.cache.entries())
+
+    def forget(self, version: PublishedVersion, reason: str) -> None:
+        """Drop the version's entry from memory and disk, and what its first warming found."""
+        key = self.key(version)
+        self.cache.drop(key, reason)
+        if self.store is not None:
+            self.store.remove(key)
+        with self._lock:
+            self._warm.pop(key, None)
+
     def _refusal(
         self, version: PublishedVersion, ids: tuple[int, ...], *, use_cache: bool
     ) -> CacheInfo | None:
@@ -151,20 +165,24 @@ class PrefixService:
     ) -> Served:
         started = time.perf_counter()
         with self._lock:
-            parity = self._warm[key].parity
+            warm = self._warm.get(key)
         # The entry's own ids, not the version's: what was prefilled is what must match.
         reason = verify_prefix(entry.ids, ids)
+        if warm is None:
+            reason = reason or "forgotten"  # just now: the version is retired
         verify_s += time.perf_counter() - started
         prefill_s = entry.prefill_s if state == "cold" else 0.0
-        if reason:
+        usable = False
+        if reason or warm is None:
             cache = CacheInfo(state=CacheState.MISS, reason=reason)
-        elif not parity.ok:
-            cache = CacheInfo(state=CacheState.OFF, reason=f"parity_{parity.outcome}")
-        elif state == "cold":
-            cache = CacheInfo(state=CacheState.MISS, reason="cold")
+        elif not warm.parity.ok:
+            cache = CacheInfo(state=CacheState.OFF, reason=f"parity_{warm.parity.outcome}")
         else:
-            cache = CacheInfo(state=CacheState.HIT)
-        usable = not reason and parity.ok
+            usable = True
+            cold = state == "cold"
+            cache = CacheInfo(
+                state=CacheState.MISS if cold else CacheState.HIT, reason="cold" if cold else ""
+            )
         return Served(
             entry=entry if usable else None, cache=cache, verify_s=verify_s, prefill_s=prefill_s
         )

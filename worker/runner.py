@@ -50,6 +50,7 @@ class JobRunner:
         draining: Callable[[], bool] = lambda: False,
         device_lost: Callable[[], None] = lambda: None,
         ring: Ring = lambda _queue, _job_id: None,
+        shadow: Callable[[Job], None] = lambda _job: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._worker_id = worker_id
@@ -60,6 +61,7 @@ class JobRunner:
         self._device_lost = device_lost
         self._clock = clock
         self._ring = ring
+        self._shadow = shadow
 
     def run(self, job_id: str, *, delivery_tag: str | None = None) -> Result | None:
         """Claim, answer and commit a job. None when it was not ours to run or to finish.
@@ -103,6 +105,7 @@ class JobRunner:
         committed = with_commit_time(committed, commit_s)
         log_finished(committed)
         self._note_commit(job_id, fence, commit_s)
+        self._offer_shadow(claim.job, committed)
         return committed
 
     def _try_later(self, result: Result, fence: int, lease: HeldLease) -> Result | None:
@@ -172,6 +175,15 @@ class JobRunner:
         except PrefillqError as error:
             # The lease will run out, and the janitor rings for the job then.
             log.warning("job_not_released", job_id=job_id, error=str(error))
+
+    def _offer_shadow(self, job: Job, committed: Result) -> None:
+        if not job.shadow or committed.status is not JobState.SUCCEEDED:
+            return
+        try:
+            self._shadow(job)
+        except PrefillqError as error:
+            # A sample less for people to look at; the job has ended well.
+            log.warning("shadow_not_offered", job_id=job.id, error=str(error))
 
     def _note_commit(self, job_id: str, fence: int, commit_s: float) -> None:
         try:

@@ -16,9 +16,7 @@ from contract.model_store import find_model
 from contract.records import RedisJobStore
 from contract.redis_client import connect
 from contract.settings import Settings
-from templates.fill import fill
 from templates.registry import Registry
-from templates.version import PublishedVersion
 from worker.answer import JobAnswers
 from worker.catalog import Catalog, Served
 from worker.ending import DeviceLost, Shutdown, Watchdog
@@ -33,6 +31,8 @@ from worker.prefixes import PrefixService
 from worker.presence import Presence
 from worker.refusals import REFUSALS
 from worker.ringing import Ring, ring_first
+from worker.rollouts.shadow import ShadowQueue
+from worker.rollouts.work import RolloutWork
 from worker.runner import JobRunner
 
 log = get_logger(__name__)
@@ -71,7 +71,6 @@ class WorkerService:
         )
         self._ring: Ring = partial(ring_first, self.client, settings)
         self.serving: list[Served] = []
-        self._tried_to_warm: set[str] = set()  # digests
         self._threads: list[Periodic] = []
         self.failure: PrefillqError | None = None  # what kept the worker from starting
         self._started_at = time.time()
@@ -87,20 +86,36 @@ class WorkerService:
             plain=loaded.plain,
             store=loaded.store,
         )
+        answers = JobAnswers(
+            versions=self.registry,
+            model=self.model,
+            engine=self.engine,
+            prefixes=self.prefixes,
+            audit=self.options.audit,
+        )
         self.runner = JobRunner(
             worker_id=self.worker_id,
             store=self.store,
-            answers=JobAnswers(
-                versions=self.registry,
-                model=self.model,
-                engine=self.engine,
-                prefixes=self.prefixes,
-                audit=self.options.audit,
-            ),
+            answers=answers,
             leases=self.leases,
             draining=lambda: self.shutdown.draining,
             device_lost=self._device_lost,
             ring=self._ring,
+            shadow=ShadowQueue(self.client, self.settings).offer,
+        )
+        self.rollouts = RolloutWork(
+            client=self.client,
+            settings=self.settings,
+            worker_id=self.worker_id,
+            registry=self.registry,
+            catalog=self.catalog,
+            store=self.store,
+            answers=answers,
+            prefixes=self.prefixes,
+            warm=self.options.warm,
+            serving=lambda: self.serving,
+            draining=lambda: self.shutdown.draining,
+            busy=self._busy,
         )
         log.info("model_loaded", model=self.model.label, digest=self.folder.model_digest)
 
@@ -110,6 +125,10 @@ class WorkerService:
         for the next row to be free. The model must be loaded.
         """
         return self.engine.batch_size + self.engine.batch_size // 8
+
+    def _busy(self) -> bool:
+        """True when the worker has something better to do than what nobody waits for."""
+        return self.shutdown.draining or self.leases.running >= self.engine.batch_size
 
     def start(self) -> None:
         """Start renewing leases, reporting, sweeping and following the registry.
@@ -127,6 +146,7 @@ class WorkerService:
         self._threads = [
             Periodic("catalog", self.refresh, interval_s=REFRESH_S),
             Periodic("janitor", janitor.sweep, interval_s=janitor.interval_s),
+            *self.rollouts.threads(),
         ]
         if self.options.watchdog_s:
             self._threads.append(
@@ -164,10 +184,7 @@ class WorkerService:
     def refresh(self) -> None:
         """Look at the registry again; `serving` changes once new versions are warm."""
         found = self.catalog.refresh()
-        if self.options.warm == "all":
-            for served in found:
-                for version in self.catalog.labelled(served):
-                    self._warm(version)
+        self.rollouts.warm_labelled(found)
         self.serving = found
 
     def describe(self) -> dict[str, Any]:
@@ -218,17 +235,3 @@ class WorkerService:
                 for warm in self.prefixes.warm_versions()
             ],
         }
-
-    def _warm(self, version: PublishedVersion) -> None:
-        """Once per version: what was evicted or refused later is its jobs' business."""
-        if version.ref.digest in self._tried_to_warm:
-            return
-        self._tried_to_warm.add(version.ref.digest)
-        if not version.spec.samples:
-            log.info("not_warmed", version=str(version.ref), reason="the template has no samples")
-            return
-        try:
-            ids = fill(version.compiled, version.spec.samples[0].input, self.model.tokenizer).ids
-            self.prefixes.warm(version, ids)
-        except PrefillqError as error:
-            log.warning("not_warmed", version=str(version.ref), reason=str(error))

@@ -21,6 +21,7 @@ from contract.console import (
 from contract.errors import NotFound, TimedOut
 from contract.ids import TemplateAddress, parse_address
 from templates.cli_tools import check_no_selector, open_registry, signed
+from templates.rollouts.compare_command import compare
 from templates.rollouts.options import Drop, Duration, Share, Weight, Weights
 
 if TYPE_CHECKING:  # these bring Redis, which help and completion do without
@@ -262,6 +263,9 @@ def status(
         note(f"{template} has no rollout; 'prefillq templates history' tells of earlier ones")
     else:
         _show(template, active, versions)
+
+
+rollout.add_command(compare)
 
 
 @click.command()

@@ -83,7 +83,7 @@ def set_label(
     Raises InvalidInput, NotFound, and Conflict when it is not where it is expected, the version is
     retired, or a rollout is about the label.
     """
-    _check_label(label)
+    check_label(label)
     _check_expected(state, label, expect)
     _check_version(state, version)
     now = state.labels.get(label)
@@ -103,7 +103,7 @@ def set_label(
 
 def remove_label(state: TemplateState, label: str, *, expect: Expected = ANYTHING) -> Move:
     """Remove a label. Raises as `set_label` does, and NotFound when there is none."""
-    _check_label(label)
+    check_label(label)
     _check_expected(state, label, expect)
     if label not in state.labels:
         raise NotFound(
@@ -295,7 +295,8 @@ def _move(action: Action, was: str, now: str, after: TemplateState) -> Move:
     return Move(action=action, was=was, now=now, state=replace(after, revision=after.revision + 1))
 
 
-def _check_label(label: str) -> None:
+def check_label(label: str) -> None:
+    """Raise InvalidInput for what is no label."""
     check_name("label", label)
     if label.isdecimal():
         raise InvalidInput(

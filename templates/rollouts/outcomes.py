@@ -1,8 +1,9 @@
 """How the jobs of a rollout's two versions ended, as the job scripts wrote it down.
 
 A stream per version, `keys.outcomes`, to which the script that ends a job appends an entry with
-the fields of `JobOutcome`, and whoever scores a job one with `score` (a name), `value` and `job`. The tenant's producers can write these streams: what is no such entry is left
-out, and how much is read has a bound.
+the fields of `JobOutcome`, and the one that scores it an entry with `score` (a name), `value` and
+`job`. The tenant's producers can write these streams: what is no such entry is left out, and how
+much is read has a bound.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Self
 from contract import keys
 from contract.ids import is_name
 from contract.logs import get_logger
-from contract.redis_client import Client, errors_explained
+from contract.redis_client import Client, errors_explained, text
 from contract.settings import Settings
 from templates.rollouts.intervals import percentile
 from templates.rollouts.rollout import Rollout
@@ -171,10 +172,10 @@ def describe(
     plan = rollout.plan
     numbers = (plan.stable, plan.canary)
     with errors_explained(settings):
-        digests = client.hmget(keys.versions(tenant, template), [str(n) for n in numbers])
+        listed: Any = client.hmget(keys.versions(tenant, template), [str(n) for n in numbers])
     rows = []
-    for role, number, digest in zip(("stable", "canary"), numbers, digests, strict=True):
-        name = "" if digest is None else digest.decode("ascii", "replace")
+    for role, number, digest in zip(("stable", "canary"), numbers, listed, strict=True):
+        name = "" if digest is None else text(digest)
         found = read_outcomes(
             client,
             settings,
@@ -225,7 +226,7 @@ def _text(fields: Mapping[bytes, bytes], name: bytes) -> str:
 
 
 def _number(fields: Mapping[bytes, bytes], name: bytes) -> float:
-    text = _text(fields, name)
-    if not _NUMBER.fullmatch(text):
+    written = _text(fields, name)
+    if not _NUMBER.fullmatch(written):
         raise ValueError("no number")
-    return float(text)
+    return float(written)

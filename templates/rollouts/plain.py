@@ -133,6 +133,15 @@ def check_key(what: str, key: object) -> None:
         )
 
 
+def check_id(rollout_id: str) -> str:
+    """The id of a rollout as it was given. Raises InvalidInput for what is none."""
+    if not _ID.fullmatch(rollout_id):
+        raise InvalidInput(
+            "not the id of a rollout", given=f"{rollout_id!r:.40}", expected="16 hex digits"
+        )
+    return rollout_id
+
+
 def tidy(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Findings as Redis can hold them: the first hundred, no text too long or not to be encoded."""
     return tuple(

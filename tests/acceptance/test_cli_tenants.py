@@ -82,6 +82,38 @@ def test_the_whole_way_under_three_users(command_line: CommandLine, notes: Path)
         assert (ran.code, ran.json["error"]) == (1, "redis_refused"), words
 
 
+def test_an_admin_syncs_compares_and_lists_orphans(command_line: CommandLine, notes: Path) -> None:
+    """Files, and both answers of a shadowed job, are the admin's; jobs are not its to count."""
+    cli = command_line
+    urls = urls_of(cli.run("tenants", "create", "acme", "--json"))
+    producer, admin = ({"PREFILLQ_REDIS_URL": urls[role]} for role in ("producer", "admin"))
+    source = cli.folder / "source"
+    source.mkdir()
+    notes.rename(source / "notes.yaml")
+    assert cli.run("templates", "sync", source, "--label", "mine", **admin).code == 0
+    text = (source / "notes.yaml").read_text("utf-8").replace("with care", "with great care")
+    (source / "notes.yaml").write_text(text, "utf-8")
+    assert cli.run("templates", "sync", source, **admin).code == 0
+
+    variables = ("--vars", '{"note": "x", "count": 1}')
+    assert cli.run("submit", "acme/notes@2", *variables, **producer).code == 0
+    assert cli.run("templates", "orphans", "--json").json["orphans"] == []
+    data = cli.run("templates", "orphans", "--json", **admin).json
+    assert [one["address"] for one in data["orphans"]] == ["acme/notes@2"]
+    assert data["jobs_known"] is False
+    ran = cli.run("templates", "orphans", "acme", **admin)
+    assert "unfinished jobs were not looked at" in ran.err
+
+    started = cli.run("templates", "rollout", "start", "acme/notes", "--to", "2", "--json", **admin)
+    assert started.code == 0, started.out
+    compare = ("templates", "rollout", "compare", "acme/notes", "--json")
+    assert cli.run(*compare, **admin).json["jobs"] == 0
+    with connect(cli.settings) as client:
+        assert client.acl_log() == [], "something that is needed was refused"
+    refused = cli.run(*compare, **producer)
+    assert (refused.code, refused.json["error"]) == (1, "redis_refused")
+
+
 def test_credentials_are_data_and_all_else_is_talk(command_line: CommandLine) -> None:
     """stdout has the URLs; stderr says that it is the only time, where they are saved, and what
     is wrong with this Redis."""

@@ -124,6 +124,8 @@ ANOTHER_TENANT = [
     ("XADD {their_outcomes} * s failed", "ends another's rollout"),
     ("XREVRANGE {their_outcomes} + -", "reads how another's jobs end"),
     ("GET {their_version}", "reads another's template"),
+    ("XREVRANGE {their_shadowed} + -", "reads answers to another's jobs"),
+    ("LPUSH {their_shadow} x", "has workers answer another's jobs again"),
     ("FCALL {jobs}_state {their_job_keys} {their_id} 1 x", "looks at another's job"),
     ("FCALL {jobs}_cancel {their_job_keys} {their_id} 1 x", "cancels another's job"),
     ("FCALL {registry}_move 5 {their_moving} x", "moves another's label"),
@@ -172,6 +174,10 @@ PRODUCERS = [
     ("RPUSH {my_queue} x", "jumps its own queue"),
     ("SET {my_running} x", "leaves the janitor an index that is no sorted set"),
     ("SET {my_queued} x", "leaves the janitor an index that is no sorted set"),
+    ("XREVRANGE {my_shadowed} + -", "reads what nobody is told"),
+    ("XADD {my_shadowed} * job x", "makes answers up"),
+    ("LPUSH {my_shadow} x", "has workers answer jobs again"),
+    ("RPOP {my_shadow}", "keeps workers from answering jobs again"),
 ]
 ADMINS = [
     ("HGETALL {my_job}", "reads records and results"),
@@ -188,6 +194,8 @@ ADMINS = [
     ("SET {my_templates} x", "leaves workers a key of another type"),
     ("SET {my_versions} x", "leaves workers a key of another type"),
     ("FCALL {jobs}_state {my_job_keys} {my_id} 1 x", "looks at jobs"),
+    ("XADD {my_shadowed} * job x", "makes answers up"),
+    ("LPUSH {my_shadow} x", "has workers answer jobs again"),
 ]
 WORKERS = [
     ("HSET {my_versions} 2 x", "changes what a tenant published"),
@@ -201,6 +209,7 @@ WORKERS = [
     ("DEL {my_job}", "erases records"),
     ("SET {my_key} x", "answers submits"),
     ("SUBSCRIBE {my_notices}", "nothing of its needs it"),
+    ("XREVRANGE {my_shadowed} + -", "nothing of its needs it"),
     ("PUBLISH other x", "speaks on others' channels"),
     ("EVALSHA {sha} 1 anything", "runs scripts on keys that are not its own"),
 ]
@@ -258,6 +267,8 @@ def names_of(tenants: TwoTenants) -> dict[str, str]:
             "queue": tenants.queue(tenant),
             "queued": keys.queued(tenant),
             "running": keys.running(tenant),
+            "shadow": keys.shadow(tenant, "0" * 16),
+            "shadowed": keys.shadowed(tenant, "0" * 16),
             "templates": keys.templates(tenant),
             "version": keys.version(tenant, "triage", version.digest),
             "versions": keys.versions(tenant, "triage"),

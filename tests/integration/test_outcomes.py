@@ -1,4 +1,4 @@
-"""What the job scripts note of a rollout's jobs, and how it is read: alike in Redis and in memory."""
+"""What the job scripts tell of a rollout's jobs, in Redis and in memory, and how it is read."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ PART = (
     "test_janitor.py",
     "test_presence.py",
     "test_producer.py",
+    "cases/test_rollouts_at_work.py::test_a_good_version_takes_over_by_itself",
     "test_worker.py::test_sixty_jobs_over_two_workers_and_three_templates",
 )
 

@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--prefill-s", type=float, default=0.0, help="seconds that a version's prefix takes")
     add("--die-on", metavar="TEXT", help="kill -9 oneself on a prompt with this text in it")
     add("--fail-on", metavar="TEXT", help="crash inside the job")
+    add("--fail-match", metavar="REGEX", help="crash inside the job on a prompt that matches")
     add("--nan-on", metavar="TEXT", help="scores that are not finite")
     add("--hang-on", metavar="TEXT", help="never return, as a wedged device")
     add("--clock-offset", type=float, default=0.0, metavar="S", help="seconds this clock is ahead")

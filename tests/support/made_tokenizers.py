@@ -121,6 +121,14 @@ def merging() -> Tokenizer:
     return _with_tokens(tokenizer, [control("<tool>"), control("[INST]"), control("<s>")])
 
 
+def gluing() -> Tokenizer:
+    """No split at words: "ab" is two tokens, and with an "x" behind it one."""
+    chars = sorted({chr(code) for code in range(32, 127)} | {"\n"})
+    merges = [("b", "x"), ("a", "bx")]
+    vocab = {text: id_ for id_, text in enumerate((*chars, *(a + b for a, b in merges)))}
+    return _with_tokens(Tokenizer(models.BPE(vocab=vocab, merges=merges)))
+
+
 def phi3() -> Tokenizer:
     """Control tokens that take the white space at their right away."""
     tokens = [control("<s>"), *(control(text, rstrip=True) for text in CONTROL[2:])]
@@ -156,6 +164,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "word piece": word_piece,
     "word level": word_level,
     "merging": merging,
+    "gluing": gluing,
     "phi-3": phi3,
     "neox": neox,
     "normalized": normalized,

@@ -59,6 +59,8 @@ class ScriptedEngine(FakeEngine):
             os.kill(os.getpid(), signal.SIGKILL)
         if asked.fail_on and asked.fail_on in text:
             raise RuntimeError(f"made to fail on {text}")  # as libraries do, that quote their input
+        if asked.fail_match and re.search(asked.fail_match, text, re.DOTALL):
+            raise RuntimeError("made to fail")
         if asked.nan_on and asked.nan_on in text:
             raise non_finite()
         while asked.hang_on and asked.hang_on in text:

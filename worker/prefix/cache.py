@@ -164,6 +164,11 @@ class PrefixCache:
                 },
             )
 
+    def refused_bytes(self, key: PrefixKey) -> int | None:
+        """The size of an entry that had no room when it was last built; None when it had."""
+        with self._lock:
+            return self._refused.get(key)
+
     def check_integrity(self) -> None:
         """Raise RuntimeError when the books do not balance. For tests and idle moments."""
         with self._lock:

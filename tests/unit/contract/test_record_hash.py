@@ -28,6 +28,7 @@ def test_a_whole_record_is_read() -> None:
     [
         (b"version", b"planted"),
         (b"version", b"1_0"),
+        (b"shadow", b"planted"),
         (b"attempt", b"1.5"),
         (b"created_at", b"nan"),
         (b"deadline_at", b"inf"),

@@ -245,7 +245,7 @@ def test_a_version_is_never_worse_than_itself(both: Outcomes, limits: Limits) ->
 def test_what_is_worse_is_judged_no_better(
     canary: Outcomes, stable: Outcomes, limits: Limits, data: st.DataObject
 ) -> None:
-    """One more failure, one miss for a hit, one slower job, lower scores: never a better outcome."""
+    """One more failure, a miss for a hit, a slower job, lower scores: never a better outcome."""
     found = {finding.gate: finding.outcome for finding in judge(canary, stable, limits)}
     alive = [i for i, one in enumerate(canary.jobs) if not one.failed]
     if alive:

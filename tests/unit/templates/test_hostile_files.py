@@ -15,14 +15,8 @@ import pytest
 
 from contract.errors import SpecInvalid
 from templates.lint import lint_spec
-from templates.spec import (
-    MAX_NODES,
-    MAX_SPEC_BYTES,
-    load_documents,
-    load_spec,
-    parse_documents,
-    parse_spec,
-)
+from templates.spec import load_spec, parse_spec
+from templates.yaml_source import MAX_NODES, MAX_SPEC_BYTES, load_documents, parse_documents
 from tests.fuzz.judge import bounded
 from tests.support.published import make_spec
 

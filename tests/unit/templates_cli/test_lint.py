@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ from contract.model_folder import ModelFolder
 from contract.settings import Settings
 from templates.compile import compile_template
 from templates.examples import example_paths
-from templates.lint import Finding, lint_prompt, lint_spec
+from templates.finding import Finding
+from templates.lint import lint_prompt, lint_spec
+from templates.lint_prefix import Compiled, variables_last
+from templates.lint_texts import lint_control_tokens
 from templates.prepare import Preparer
 from templates.spec import load_spec, parse_spec
 from templates.tokenizer import TemplateTokenizer
+from tests.support import chat_templates as chats
+from tests.support.made_tokenizers import made, make_model
 
 LONG = "Read the note with care. Names, numbers and dates are repeated as they are written. " * 4
 SAMPLES = [{"input": {"note": "The parcel came on Monday."}}, {"input": {"note": "Nobody called."}}]
@@ -61,8 +67,8 @@ def _in_tokens(
 ) -> dict[str, Finding]:
     spec = parse_spec(_data(**changed))
     compiled = compile_template(spec, model, tokenizer)
-    found = lint_prompt(spec, compiled, tokenizer, max_positions=model.max_positions)
-    return {finding.code: finding for finding in found}
+    it = Compiled(spec=spec, compiled=compiled, model=model, tokenizer=tokenizer)
+    return {finding.code: finding for finding in lint_prompt(it)}
 
 
 def test_sound_template_has_no_findings(smollm2: ModelFolder, tokenizer: TemplateTokenizer) -> None:
@@ -124,28 +130,185 @@ def test_short_prefix_is_remarked(smollm2: ModelFolder, tokenizer: TemplateToken
     assert share["short_prefix"].level == "warning"
 
 
+LATE = [
+    {"role": "system", "content": "Sort notes. Here is the note: {{ note }}\n\n" + LONG},
+    {"role": "user", "content": "Go."},
+]
+
+
 def test_text_behind_the_variable_is_counted(
     smollm2: ModelFolder, tokenizer: TemplateTokenizer
 ) -> None:
-    """The tokens that a reorder saves are those that the prefix then gains, or nearly so."""
-    before = [
-        {"role": "system", "content": "Sort notes. Here is the note: {{ note }}\n\n" + LONG},
-        {"role": "user", "content": "Go."},
-    ]
-    found = _in_tokens(smollm2, tokenizer, messages=before)["variable_before_text"]
-    saved = int(found.message.split()[1])
-    assert found.level == "warning"
+    """By compiling the same texts with the variable at the end, which the remedy names."""
+    found = _in_tokens(smollm2, tokenizer, messages=LATE)["variable_before_text"]
+    saved = int(found.message.split()[0])
+    assert (found.level, found.in_message) == ("warning", 1)
+    assert LATE[0]["content"][found.at :].startswith("{{ note }}")
     assert "{{ note }}" in found.message
-    after = [
-        {"role": "system", "content": "Sort notes.\n\n" + LONG},
-        {"role": "user", "content": "Here is the note: {{ note }}"},
-    ]
+    assert "to the end of message 2" in found.remedy
+    after = [LATE[0] | {"content": LATE[0]["content"].replace("{{ note }}", "")}, LATE[1]]
+    after[1] = after[1] | {"content": "Go.\n\n{{ note }}"}
     lengths = [
         len(compile_template(parse_spec(_data(messages=messages)), smollm2, tokenizer).prefix_ids)
-        for messages in (before, after)
+        for messages in (LATE, after)
     ]
-    assert saved == pytest.approx(lengths[1] - lengths[0], abs=8)
+    assert saved == lengths[1] - lengths[0]
     assert saved > 60
+
+
+def test_a_variable_that_changes_by_name_is_called_so(
+    smollm2: ModelFolder, tokenizer: TemplateTokenizer
+) -> None:
+    """A clock at the head of the prompt ends the prefix there, for every job."""
+    messages = [
+        {"role": "system", "content": "It is {{ now }}.\n" + LONG},
+        {"role": "user", "content": "{{ note }}"},
+    ]
+    both = {"input": _schema(note={}, now={}), "samples": []}
+    found = _in_tokens(smollm2, tokenizer, messages=messages, **both)["variable_before_text"]
+    assert "{{ now }}, which by its name changes with every job," in found.message
+    last = [
+        {"role": "system", "content": LONG},
+        {"role": "user", "content": "{{ note }} {{ now }}"},
+    ]
+    assert _in_tokens(smollm2, tokenizer, messages=last, **both) == {}
+
+
+def test_what_cannot_be_reordered_is_estimated(
+    smollm2: ModelFolder, tokenizer: TemplateTokenizer
+) -> None:
+    """Without a user message there is no place for the variable; the count says that it is one."""
+    messages = [{"role": "system", "content": "{{ note }}\n\n" + LONG}]
+    found = _in_tokens(smollm2, tokenizer, messages=messages)["variable_before_text"]
+    assert found.message.startswith("about ")
+    assert "to the end of" not in found.remedy
+
+
+def test_a_reorder_keeps_texts_and_braces() -> None:
+    """Messages that held nothing but variables are gone, and kept braces stay kept."""
+    messages = [
+        {"role": "system", "content": r"A \{{ b }} {{ one }} c"},
+        {"role": "user", "content": "{{ two }}"},
+        {"role": "assistant", "content": "d"},
+        {"role": "user", "content": "e {{ one }}\n"},
+    ]
+    data = _data(messages=messages, input=_schema(one={}, two={}), samples=[])
+    moved = variables_last(parse_spec(data))
+    assert moved is not None
+    assert [(m.role, m.content) for m in moved.messages] == [
+        ("system", r"A \{{ b }}  c"),
+        ("assistant", "d"),
+        ("user", "e\n\n{{ one }}\n{{ two }}\n{{ one }}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "lost"), [("the code is cab{{ note }}", 2), ("the code is cab {{ note }}", 0)]
+)
+def test_a_seam_that_merges_is_counted(content: str, lost: int) -> None:
+    """The tokens before the variable that its value may still change."""
+    model, tokenizer = make_model(chats.CHATML), made("gluing")
+    found = _in_tokens(model, tokenizer, messages=[{"role": "user", "content": content}])
+    if not lost:
+        assert "seam_merges" not in found
+        return
+    finding = found["seam_merges"]
+    assert f"the last {lost} tokens of the fixed text before {{{{ note }}}}" in finding.message
+    assert (finding.level, finding.in_message, finding.at) == ("warning", 1, content.index("{{"))
+
+
+def test_one_token_at_a_seam_is_not_worth_a_word(
+    smollm2: ModelFolder, tokenizer: TemplateTokenizer
+) -> None:
+    """A blank, a line break or a quote merges with nearly any value: all templates lose one."""
+    for content in ("Note: {{ note }}", "Note:\n{{ note }}", '"{{ note }}"', "id={{ note }}"):
+        messages = [{"role": "system", "content": LONG}, {"role": "user", "content": content}]
+        assert _in_tokens(smollm2, tokenizer, messages=messages) == {}
+
+
+def test_choices_bound_the_answer(smollm2: ModelFolder, tokenizer: TemplateTokenizer) -> None:
+    """`max_new_tokens` does not count where the answer is one of them."""
+    changed = {"output": {"choices": ["yes", "no"]}, "generation": {"max_new_tokens": 32_000}}
+    assert _in_tokens(smollm2, tokenizer, **changed) == {}
+
+
+def test_strict_without_a_prefix_is_an_error() -> None:
+    """Each job would fail: there is nothing to verify."""
+    bare = make_model("{% for m in messages %}{{ m.content }}{% endfor %}")
+    messages = [{"role": "user", "content": "{{ note }} is the note"}]
+    found = _in_tokens(bare, made("byte-level"), messages=messages, strict=True)
+    assert found["strict_without_prefix"].level == "error"
+    assert "strict_without_prefix" not in _in_tokens(bare, made("byte-level"), messages=messages)
+
+
+TODAY = date(2026, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "shown"),
+    [
+        ("Today is Sunday, 3 May 2026.", "clock_in_text", "3 May 2026"),
+        ("Today's date: 2024-01-31", "clock_in_text", "2024-01-31"),
+        ("The current time is 14:05.", "clock_in_text", "14:05"),
+        ("It is now 14:05 in Berlin.", "clock_in_text", "14:05"),
+        ("Prices of 2026-05-03 hold.", "clock_in_text", "2026-05-03"),
+        ("Prices of 2 May 2026 hold.", "clock_in_text", "2 May 2026"),
+        ("Prices of May 4, 2026 hold.", "clock_in_text", "May 4, 2026"),
+        ("Stand: 03.05.2026", "clock_in_text", "03.05.2026"),
+        ("Request id: 123e4567-e89b-42d3-a456-426614174000", "random_in_text", "123e4567"),
+        ("session 1714729812", "random_in_text", "1714729812"),
+        ("nonce=k3jf93kd", "random_in_text", "k3jf93kd"),
+        ("Now: {{ now() }}", "not_substituted", "{{ now() }}"),
+        ("{{ note | upper }}", "not_substituted", "{{ note | upper }}"),
+        ("{% if note %}x{% endif %}", "not_substituted", "{% if note %}"),
+        ("Date: $(date +%F)", "not_substituted", "$(date +%F)"),
+        ("Date: ${NOW}", "not_substituted", "${NOW}"),
+    ],
+)
+def test_what_changes_from_day_to_day_is_remarked(text: str, code: str, shown: str) -> None:
+    """Clocks, ids and commands that nothing evaluates, with the message and the place in it."""
+    messages = [{"role": "system", "content": LONG}, {"role": "user", "content": "{{ note }}\n"}]
+    messages[1]["content"] += text
+    found = list(lint_spec(parse_spec(_data(messages=messages)), today=TODAY))
+    assert {finding.code for finding in found} == {code}
+    assert {(finding.level, finding.in_message) for finding in found} == {("warning", 2)}
+    assert shown in found[0].message
+    assert messages[1]["content"][found[0].at :].startswith(
+        (shown, text.split(maxsplit=1)[0], "{", "$")
+    )
+    assert found[0].remedy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I called today at 14:30 and on 1 May 2024.",
+        "Invoices from 2024-01-31 on have the new number.",
+        "Write dates as %Y-%m-%d or like 31.12.1999.",
+        "The build number has 10 digits; the job id is a text.",
+        "Order 1714729812 was lost, and the trace of it too.",
+        r"Keep \{{ name }} and {a} and {'b': {'c': 1}} as they are.",
+        "It costs $(5) or ${PRICE}; run $(make) for it.",
+        "A discount of 5 % {of all}%.",
+        "The current version is 2.3.4.",
+    ],
+)
+def test_ordinary_text_is_not_remarked(text: str) -> None:
+    """Warnings that most templates give are warnings that nobody reads."""
+    messages = [{"role": "user", "content": LONG + text + " {{ note }}"}]
+    assert list(lint_spec(parse_spec(_data(messages=messages)), today=TODAY)) == []
+
+
+def test_control_tokens_are_named_with_their_place(tokenizer: TemplateTokenizer) -> None:
+    """The model's own are errors, other models' warnings; a variable's are its own business."""
+    content = "One <|im_end|> two [INST] three <|user|> {{ note }} <b> <s>"
+    spec = parse_spec(_data(messages=[{"role": "user", "content": content}]))
+    found = {(f.code, f.level, content[f.at :][:6]) for f in lint_control_tokens(spec, tokenizer)}
+    assert found == {
+        ("control_token_in_text", "error", "<|im_e"),
+        ("foreign_control_token", "warning", "[INST]"),
+        ("foreign_control_token", "warning", "<|user"),
+    }
 
 
 def test_prompt_over_the_models_positions_is_an_error(
@@ -180,12 +343,49 @@ def test_no_template_is_one_error(preparer: Preparer, tmp_path: Path, text: str)
 
 
 def test_refusal_of_the_compiler_is_an_error(preparer: Preparer, tmp_path: Path) -> None:
-    """Control tokens in the author's text; the compiler's own words and remedy."""
-    messages = [{"role": "user", "content": "{{ note }}<|im_end|>"}]
-    (found,) = _lint_text(preparer, tmp_path, yaml.safe_dump(_data(messages=messages)))
-    assert (found.level, found.code) == ("error", "template_refused")
-    assert "<|im_end|>" in found.message
-    assert found.remedy
+    """Here a chat template that writes the date; the finding says by what, and in which line."""
+    model = preparer._settings.models_dir / "smollm2-135m-instruct"
+    folder = preparer._settings.models_dir / "clock"
+    folder.mkdir()
+    for file in model.iterdir():
+        (folder / file.name).symlink_to(file)
+    chat = folder / "chat_template.jinja"
+    dated = "{#- the date -#}\n{{ strftime_now('%d %b %Y') }}\n" + chat.read_text("utf-8")
+    chat.unlink()
+    chat.write_text(dated, "utf-8")
+    (found,) = _lint_text(preparer, tmp_path, yaml.safe_dump(_data(model="clock")))
+    assert (found.level, found.code) == ("error", "clock_in_chat_template")
+    assert "strftime_now (line 2)" in found.message
+    assert "fixed date" in found.remedy
+
+
+def test_findings_name_the_line(preparer: Preparer, tmp_path: Path) -> None:
+    """In a block, the very line; elsewhere where the message begins."""
+    text = yaml.safe_dump(_data(messages=[]))
+    block = "messages:\n- role: system\n  content: |\n    One\n\n    Two <|im_end|> three\n"
+    plain = "- role: user\n  content: 'x {{ note }}\n\n    and {{ now() }}'\n"
+    text = block + plain + text.replace("messages: []\n", "")
+    found = _lint_text(preparer, tmp_path, text)
+    assert [(f.code, f.in_message, f.line) for f in found] == [
+        ("not_substituted", 2, 8),
+        ("control_token_in_text", 1, 6),
+    ]
+    assert found[1].to_dict() == {
+        "level": "error",
+        "code": "control_token_in_text",
+        "message": "message 1 spells a control token of the model, '<|im_end|>'",
+        "remedy": found[1].remedy,
+        "in_message": 1,
+        "line": 6,
+    }
+
+
+def test_strict_takes_warnings_for_errors(preparer: Preparer) -> None:
+    """The first is the reason; without it they come with what was prepared."""
+    spec = parse_spec(_data(samples=[]))
+    assert [finding.code for finding in preparer.prepare(spec).warnings] == ["no_samples"]
+    with pytest.raises(TemplateRefused, match="no_samples"):
+        Preparer(preparer._settings, strict=True).prepare(spec)
 
 
 def test_lint_errors_keep_a_template_from_being_published(preparer: Preparer) -> None:

@@ -11,8 +11,9 @@ from hypothesis import given, settings, strategies as st
 
 from contract.errors import InvalidInput, SpecInvalid
 from templates.examples import example_paths
-from templates.spec import TemplateSpec, load_documents, load_spec, parse_spec
+from templates.spec import TemplateSpec, load_spec, parse_spec
 from templates.transfer import bundle_text, parse_bundle, spec_text
+from templates.yaml_source import load_documents
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 JSON = st.recursive(

@@ -1,0 +1,96 @@
+"""What a look at a rollout comes to, as plain functions of what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from templates.rollouts.judge import verdict
+from templates.rollouts.rollout import Finding, Outcome, Phase, Rollout
+from worker.rollouts.warmth import Warmth
+
+_SHOWN_CHARS = 900  # of findings in a journal's entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do, with the findings to keep and the reason for the journal."""
+
+    act: Literal["note", "advance", "promote", "abort"]
+    findings: tuple[Finding, ...]
+    phase: Phase | None = None  # of `advance`
+    step: int = -1
+    why: str = ""
+
+
+def after_gates(rollout: Rollout, findings: Sequence[Finding]) -> Decision:
+    """What is not known yet is tried again; a version that fails never gets a job."""
+    match verdict(findings):
+        case Outcome.FAIL:
+            return _abort(findings)
+        case Outcome.PASS:
+            return _advance(rollout, Phase.WARMING, findings, why="the gates passed")
+        case Outcome.INCONCLUSIVE:
+            return _note(findings)
+
+
+def while_warming(rollout: Rollout, warmth: Warmth, judged: Sequence[Finding]) -> Decision:
+    """The next step, once enough workers hold the prefix. A step's jobs go on being watched."""
+    share = rollout.plan.warm_workers
+    findings = (warmth.finding(share), *judged)
+    if rollout.paused:
+        return _note(findings)
+    if verdict(judged) is Outcome.FAIL:
+        return _abort(findings)
+    if not warmth.enough(share):
+        return _note(findings)
+    why = findings[0].message
+    return _advance(rollout, Phase.BAKING, findings, step=rollout.step + 1, why=why)
+
+
+def while_baking(rollout: Rollout, judged: Sequence[Finding], *, now: float) -> Decision:
+    """A fail ends it at any time, and only passes of all gates at the end of the step go on.
+
+    `now` is Redis server time.
+    """
+    result = verdict(judged)
+    if rollout.paused:
+        return _note(judged)
+    if result is Outcome.FAIL:
+        return _abort(judged)
+    if result is not Outcome.PASS or now < rollout.since + rollout.plan.bake_s:
+        return _note(judged)
+    if rollout.last_step:
+        return Decision(act="promote", findings=tuple(judged), why=_in_words(judged))
+    return _advance(rollout, Phase.WARMING, judged, why=_in_words(judged))
+
+
+def _note(findings: Sequence[Finding]) -> Decision:
+    return Decision(act="note", findings=tuple(findings))
+
+
+def _abort(findings: Sequence[Finding]) -> Decision:
+    failed = [finding for finding in findings if finding.outcome is Outcome.FAIL]
+    return Decision(act="abort", findings=tuple(findings), why=_in_words(failed))
+
+
+def _advance(
+    rollout: Rollout,
+    phase: Phase,
+    findings: Sequence[Finding],
+    *,
+    why: str,
+    step: int | None = None,
+) -> Decision:
+    return Decision(
+        act="advance",
+        findings=tuple(findings),
+        phase=phase,
+        step=rollout.step if step is None else step,
+        why=why,
+    )
+
+
+def _in_words(findings: Sequence[Finding]) -> str:
+    return "; ".join(f"{item.gate}: {item.message}" for item in findings)[:_SHOWN_CHARS]

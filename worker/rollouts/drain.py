@@ -1,0 +1,62 @@
+"""Retired versions leave a worker's caches once their last job has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from contract.job_store import JobStore
+from contract.logs import get_logger
+from templates.version import PublishedVersion
+from worker.catalog import Catalog, Served
+from worker.prefixes import PrefixService
+
+log = get_logger(__name__)
+
+# Counting goes over all jobs that wait: it may take one second of this many.
+SHARE = 20
+
+
+class Drain:
+    """Drops what nobody needs any more, from memory and disk, with the reason `retired`."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        store: JobStore,
+        prefixes: PrefixService,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._prefixes = prefixes
+        self._clock = clock
+        self._gone: set[str] = set()  # digests that are not on disk any more
+        self._not_before = 0.0
+
+    def look(self, serving: list[Served]) -> int:
+        """How many versions were dropped."""
+        if self._clock() < self._not_before:
+            return 0
+        started = self._clock()
+        dropped = sum(self._look_at(served) for served in serving)
+        taken = self._clock() - started
+        self._not_before = started + taken * SHARE
+        return dropped
+
+    def _look_at(self, served: Served) -> int:
+        kept = [version for version in self._catalog.retired(served) if self._may_hold(version)]
+        if not kept:
+            return 0
+        pinned = self._store.pinned(served.tenant, served.template)
+        done = [version for version in kept if not pinned.get(version.ref.version)]
+        for version in done:
+            self._prefixes.forget(version, "retired")
+            self._gone.add(version.ref.digest)
+            log.info("version_dropped", version=str(version.ref), digest=version.ref.digest)
+        return len(done)
+
+    def _may_hold(self, version: PublishedVersion) -> bool:
+        # A job that was revived may have brought it back into memory.
+        return version.ref.digest not in self._gone or self._prefixes.holds(version)
