@@ -15,7 +15,7 @@ from contract import keys
 from contract.records import job_library
 from contract.redis_client import connect
 from contract.users import WORKER, RedisUser, Role
-from templates.registry import registry_library
+from templates.moving import registry_library
 from tenants.grants import grants_of, rules_of
 from tests.support.two_tenants import ACME, TwoTenants
 

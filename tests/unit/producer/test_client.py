@@ -27,8 +27,8 @@ from producer.bell import Ring
 from producer.client import Producer
 from producer.enqueue import Parts
 from producer.handle import JobHandle
-from templates.reading import Target
 from templates.rollouts.rollout import Rollout
+from templates.target import Target
 from templates.version import PublishedVersion
 from tests.support.published import MODEL, make_spec, make_version
 
