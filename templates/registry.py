@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from contract import keys
 from contract.codec import pack
+from contract.described import describe
+from contract.errors import PrefillqError
 from contract.model_folder import ModelFolder
 from contract.redis_client import errors_explained
 from contract.types import VersionRef
@@ -99,6 +101,11 @@ class Registry(RegistryMover):
                 case [b"known", number]:
                     ref = replace(version.ref, version=known_number(number, tenant, name))
                     return Published(version=self.get(ref), created=False)
+                case [b"moved"]:
+                    continue
+            raise PrefillqError(
+                "the script publish of another version answered", given=describe(reply)
+            )
         raise without_a_pause(f"{tenant}/{name}")
 
     def set_label(

@@ -342,6 +342,8 @@ def _wait(rollouts: Rollouts, template: TemplateAddress, timeout: float | None) 
     end = end_of_rollout(rollouts.journal(template.tenant, template.name), waited_for)
     if end is None:
         rollouts.registry.check_known(template.tenant, template.name)
+        if waited_for is not None:  # somebody took it away by hand
+            raise NotFound(f"how the rollout of {template} ended is not in its journal")
         raise NotFound(
             f"{template} never had a rollout",
             remedy=f"Start one with 'prefillq templates rollout start {template} --to N'.",

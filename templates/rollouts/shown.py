@@ -27,6 +27,7 @@ def facts(rollout: Rollout) -> dict[str, Any]:
 def show_moved(
     template: TemplateAddress, rollout: Rollout | None, what: str, *, as_json: bool
 ) -> None:
+    """What a command did: talk, or the rollout as JSON."""
     if as_json:
         shown = None if rollout is None else facts(rollout)
         emit_json({"template": str(template), "action": what, "rollout": shown})
@@ -37,6 +38,7 @@ def show_moved(
 
 
 def show_end(template: TemplateAddress, end: Entry, *, as_json: bool) -> None:
+    """How a rollout ended."""
     ended = "promoted" if end.action == "promote" else "aborted"
     if as_json:
         emit_json({"template": str(template), "ended": ended, "entry": end.to_dict()})
@@ -46,6 +48,7 @@ def show_end(template: TemplateAddress, end: Entry, *, as_json: bool) -> None:
 
 
 def show(template: TemplateAddress, rollout: Rollout, versions: Sequence[VersionOutcomes]) -> None:
+    """An active rollout in lines, and its versions' jobs in a table."""
     rows: list[tuple[str, object]] = [
         ("template", template),
         ("rollout", f"{_plan(rollout)}, label {rollout.plan.label}"),
@@ -84,10 +87,12 @@ def _plan(rollout: Rollout) -> str:
 
 
 def place_of(rollout: Rollout) -> str:
+    """`baking, step 2 of 4, 10 % of the jobs`."""
     paused = ", paused" if rollout.paused else ""
     step = f"step {rollout.step + 1} of {len(rollout.plan.steps)}, " if rollout.step >= 0 else ""
     return f"{rollout.phase}, {step}{rollout.weight / 100:g} % of the jobs{paused}"
 
 
 def when(at: float) -> str:
+    """A time of the server's in UTC, to the second."""
     return datetime.fromtimestamp(at, UTC).isoformat(sep=" ", timespec="seconds")
