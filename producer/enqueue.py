@@ -24,7 +24,7 @@ from contract.keys import queue as queue_name
 from contract.types import Job, JobState, VersionRef
 from producer.bell import Bell, Ring
 from producer.validate import VariablesChecker
-from templates.reading import Target
+from templates.target import Target
 from templates.version import PublishedVersion
 
 _TRIES = 50  # each time somebody else changed the template in the milliseconds between

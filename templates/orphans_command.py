@@ -21,7 +21,9 @@ _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 @json_option
 @click.pass_obj
 def orphans(settings: Settings, *, tenant: str | None, as_json: bool) -> None:
-    """List versions that no label, rollout or unfinished job uses, of one TENANT or of all.
+    """List versions that no label, rollout or unfinished job uses.
+
+    Of one TENANT, or of all that this user may see.
 
     They do no harm. Retired, they take no jobs by their number either, and workers forget their
     prefixes. A tenant's own users may not count jobs: for them, versions that have some are listed

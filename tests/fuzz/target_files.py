@@ -21,10 +21,12 @@ from contract.ids import TemplateAddress, check_name, parse_address, tenant_of
 from contract.settings import Settings
 from producer.batch import BadLine, Output, batch_name, lines_of, read_lines
 from producer.validate import VariablesChecker
+from templates.finding import located
 from templates.lint import lint_spec
+from templates.lint_prefix import variables_last
 from templates.spec import TemplateSpec, parse_spec
 from templates.transfer import bundle_text, parse_bundle, spec_text
-from templates.yaml_source import parse_documents
+from templates.yaml_source import content_places, parse_documents
 from tests.fuzz.judge import Found, check_shown, judged
 from tests.fuzz.mutations import BYTES, PLAIN, TEXTS, edited, edited_json, edited_plain
 from tests.fuzz.targets import Target
@@ -95,9 +97,18 @@ _RESULTS = [
 
 
 def _read_yaml(text: str) -> None:
-    bundle = parse_bundle(parse_documents(text), source="made up")
-    for spec in bundle.specs:
+    documents = parse_documents(text)
+    bundle = parse_bundle(documents, source="made up")
+    places = content_places(text)
+    if len(places) != len(documents):
+        raise Found("other documents when lines are looked for")
+    for spec, of_messages in zip(bundle.specs, places[-len(bundle.specs) :], strict=True):
         _use_spec(spec)
+        if len(of_messages) != len(spec.messages):
+            raise Found("other messages when lines are looked for")
+        for finding in located(lint_spec(spec), spec, of_messages):
+            if finding.line is not None and not 0 < finding.line <= len(text.splitlines()) + 1:
+                raise Found("a line that the file has not")
 
 
 def _read_spec(data: Any) -> None:
@@ -108,6 +119,9 @@ def _use_spec(spec: TemplateSpec) -> None:
     """A spec that was taken must be good for all that is done with one."""
     list(lint_spec(spec))
     digest(spec.to_plain())
+    moved = variables_last(spec)
+    if moved is not None and set(parse_spec(moved.to_plain()).variables) != set(spec.variables):
+        raise Found("a reorder with other variables")
     if parse_spec(spec.to_plain()) != spec:
         raise Found("a spec that reads back as another")
     [again] = parse_documents(spec_text(spec))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -401,11 +402,45 @@ def run(producer_settings: Settings) -> Callable[..., Any]:
     return invoke
 
 
+def test_a_batch_in_a_rollout(
+    producer_settings: Settings, worker_settings: Settings, rollouts: Rollouts, tmp_path: Path
+) -> None:
+    """Lines with one key get one version, which each result names; without a key it is checked
+    first whether a line fits both."""
+    rollout = lead(rollouts, 5000)
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    by_version = {rollout.version_for("acme", f"k{n}"): f"k{n}" for n in range(50)}
+    lines: list[dict[str, Any]] = [
+        {"variables": TICKET, "sticky_key": f"k{n % 5}"} for n in range(20)
+    ]
+    wide = {"ticket": "x", "customer": "c"}
+
+    def batch(*more: dict[str, Any]) -> Any:
+        source.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *more]))
+        arguments = ("batch", str(source), "-o", str(out), "--template", "acme/triage", "--json")
+        return CliRunner().invoke(main, ["--redis-url", producer_settings.redis_url, *arguments])
+
+    for bad in ({"variables": wide}, {"variables": wide, "sticky_key": by_version[1]}):
+        ran = batch(bad)
+        assert ran.exit_code == 1
+        [told] = json.loads(ran.stdout)["lines"]
+        assert (told["line"], "acme/triage@1" in told["remedy"]) == (21, True)
+    with Answering(worker_settings):
+        ran = batch({"variables": wide, "sticky_key": by_version[2]})
+    assert ran.exit_code == 0, ran.output
+    results = {r["index"]: r for r in map(json.loads, out.read_text().splitlines())}
+    assert {r["rollout"] for r in results.values()} == {rollout.id}
+    assert [results[n]["version"] for n in range(20)] == [
+        rollout.version_for("acme", f"k{n % 5}") for n in range(20)
+    ]
+    assert results[20]["version"] == 2
+
+
 def test_commands_show_the_rollout_of_a_job(
     run: Callable[..., Any],
     rollouts: Rollouts,
     worker_settings: Settings,
-    worker_client: Client,
+    client: Client,
 ) -> None:
     """Where the version is shown; null for a job of none."""
     rollout = lead(rollouts, 10_000)
@@ -424,4 +459,4 @@ def test_commands_show_the_rollout_of_a_job(
         (1, None, {}),
     ]
     stream = keys.outcomes("acme", rollout.id, shown[0]["digest"])
-    assert worker_client.xlen(stream) >= 1
+    assert client.xlen(stream) >= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ class Rig:
     store: JobStore
     advance: Callable[[float], None]
     outcomes: Callable[[str], list[dict[str, str]]]  # what is in a stream `keys.outcomes`
+    # Gives REF's template this revision and these retired versions, as moves of it would.
+    move_template: Callable[[int, Collection[int]], None]
 
     def submit(self, **terms: Any) -> str:
         ref = terms.pop("ref", REF)
@@ -70,7 +72,14 @@ def memory_rig(settings: Settings) -> Rig:
         clock.now += seconds
 
     store = MemoryJobStore(settings, clock=clock)
-    return Rig(store=store, advance=advance, outcomes=lambda key: store.outcomes[key])
+    return Rig(
+        store=store,
+        advance=advance,
+        outcomes=lambda key: store.outcomes[key],
+        move_template=lambda revision, retired: store.template_moved(
+            REF.tenant, REF.template, revision, retired=retired
+        ),
+    )
 
 
 def redis_rig(client: Client, settings: Settings, store: JobStore | None = None) -> Rig:
@@ -78,7 +87,16 @@ def redis_rig(client: Client, settings: Settings, store: JobStore | None = None)
         store=store or RedisJobStore(client, settings),
         advance=lambda seconds: _age_all(client, seconds),
         outcomes=lambda key: _entries(client, key),
+        move_template=lambda revision, retired: _move(client, revision, retired),
     )
+
+
+def _move(client: Any, revision: int, retired: Collection[int]) -> None:
+    client.set(keys.revision(REF.tenant, REF.template), revision)
+    key = keys.retired(REF.tenant, REF.template)
+    client.delete(key)
+    for number in retired:
+        client.hset(key, str(number), "1")
 
 
 def _entries(client: Any, key: str) -> list[dict[str, str]]:
