@@ -28,13 +28,7 @@ _CHARS = 60  # of an answer in the table
     help="Jobs to show at most, the newest first.",
 )
 @option("--differing", is_flag=True, help="Show only jobs whose answers differ.")
-@option(
-    "--id",
-    "rollout_id",
-    envvar="PREFILLQ_TEMPLATES_ROLLOUT_COMPARE_ID",
-    metavar="ID",
-    help="An earlier rollout. [default: the last one]",
-)
+@option("--rollout", metavar="ID", help="An earlier rollout. [default: the last one]")
 @json_option
 @click.pass_obj
 def compare(
@@ -46,7 +40,7 @@ def compare(
     rollout: str | None,
     as_json: bool,
 ) -> None:
-    """Set both versions' answers to TEMPLATE's shadowed jobs side by side.
+    """Set the answers of TEMPLATE's stable version and of its shadow side by side.
 
     The canary answered them beside the stable version, when a worker had time; its answers went
     nowhere else. The last thousand are kept, for a week. Counts and means are over all of them.
