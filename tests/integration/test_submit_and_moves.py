@@ -335,6 +335,7 @@ CHANGES: dict[str, Change] = {
     "moved to another schema": lambda r: r.set_label(*HERE, "production", 3),
     "removed": lambda r: r.remove_label(*HERE, "production"),
     "in a rollout": lambda r: lead(Rollouts(r), 10_000),
+    "in a rollout that cannot be read": lambda r: r._client.set(keys.rollout(*HERE), "{"),
     "in a rollout to another schema": lambda r: lead(Rollouts(r), 10_000, canary=3),
 }
 
