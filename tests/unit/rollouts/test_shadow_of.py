@@ -32,7 +32,7 @@ def test_a_share_of_the_stable_versions_jobs() -> None:
     assert 350 < sum(both) < 650  # of about a thousand: one tells nothing of the other
 
 
-@pytest.mark.parametrize("job_id", IDS[:5])
+@pytest.mark.parametrize("job_id", IDS[:5], ids=range(5))
 def test_a_canarys_own_jobs_have_none(job_id: str) -> None:
     """It answers them already."""
     assert _target(ROLLOUT).shadow_of(STABLE, job_id) == 2
