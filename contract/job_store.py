@@ -295,7 +295,7 @@ def check_submission(submission: Submission) -> None:
             given=f"{deadline_s!r:.40} seconds",
             expected=f"over 0, at most {MAX_DEADLINE_S:.0f} seconds",
         )
-    if key is not None and not _usable_key(key):
+    if key is not None and not usable_key(key):
         raise InvalidInput(
             "not an idempotency key",
             given=describe(key),
@@ -303,7 +303,8 @@ def check_submission(submission: Submission) -> None:
         )
 
 
-def _usable_key(key: object) -> bool:
+def usable_key(key: object) -> bool:
+    """True for what can be an idempotency key."""
     if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS:
         return False
     return not any("\ud800" <= character <= "\udfff" for character in key)

@@ -19,7 +19,7 @@ from contract.errors import (
     TemplateMoved,
 )
 from contract.ids import TemplateAddress
-from contract.job_store import JobStore, Submission, Submitted, check_submission
+from contract.job_store import JobStore, Submission, Submitted, check_submission, usable_key
 from contract.keys import queue as queue_name
 from contract.types import Job, JobState, VersionRef
 from producer.bell import Bell, Ring
@@ -186,7 +186,7 @@ class Enqueue:
         return moved
 
     def _found(self, wish: Wish) -> Submitted | None:
-        if wish.idempotency_key is None:
+        if wish.idempotency_key is None or not usable_key(wish.idempotency_key):
             return None
         return self._parts.store.find(
             self._terms.address.tenant, wish.idempotency_key, self._input_digest(wish)

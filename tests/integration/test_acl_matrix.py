@@ -164,7 +164,8 @@ ADMINS = [
     ("FCALL {jobs}_state {my_job_keys} {my_id} 1 x", "looks at jobs"),
 ]
 WORKERS = [
-    ("HSET {my_labels} production 1", "changes what a tenant published"),
+    ("HSET {my_versions} 2 x", "changes what a tenant published"),
+    ("DEL {my_labels}", "nothing of its needs it"),
     ("SADD {my_templates} x", "changes what a tenant published"),
     ("SET {my_version} x", "changes what a tenant published"),
     ("DEL {my_job}", "erases records"),
