@@ -201,15 +201,15 @@ class Interrupted:
     def pipeline(self, **options: Any) -> Any:
         self.pipeline = self._client.pipeline  # type: ignore[method-assign]
         pipe = self._client.pipeline(**options)
-        commands, execute = pipe.command_stack, pipe.execute
+        execute = pipe.execute
 
         def in_two() -> list[Any]:
-            rest = list(commands)[1:]
-            del commands[1:]
-            first = execute()
+            first, *rest = pipe.command_stack
+            pipe.command_stack = [first]
+            replies = execute()
             self._act()
-            commands.extend(rest)
-            return [*first, *execute()]
+            pipe.command_stack = rest
+            return [*replies, *execute()]
 
         pipe.execute = in_two
         return pipe
