@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from contract.errors import NotFound, PrefillqError, RedisRefused, RedisUnreachable
+from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.ids import DEFAULT_LABEL
 from templates.finding import Finding, finding_of
 from templates.folder import Folder, TemplateFile
@@ -128,7 +128,7 @@ def _source(
 ) -> Source:
     try:
         sight = registry.sight(*_names(file))
-        steps, prepared = _steps(file, sight, _there(registry, file), preparer)
+        steps, prepared = _steps(file, sight, _there(registry, file, sight), preparer)
         if all(step.action != "refused" for step in steps):
             steps = _with_labels(file, sight, steps, label)
     except (RedisUnreachable, RedisRefused):
@@ -138,12 +138,11 @@ def _source(
     return Source(file=file, steps=tuple(steps), prepared=tuple(prepared))
 
 
-def _there(registry: Registry, file: TemplateFile) -> dict[str, VersionSummary]:
-    """The template's versions by digest."""
-    try:
-        return {version.ref.digest: version for version in registry.versions(*_names(file))}
-    except NotFound:
+def _there(registry: Registry, file: TemplateFile, sight: Sight) -> dict[str, VersionSummary]:
+    """The template's versions by digest. Raises NotFound when one is lost."""
+    if not sight.state.versions:
         return {}
+    return {version.ref.digest: version for version in registry.versions(*_names(file))}
 
 
 def _steps(
@@ -246,7 +245,8 @@ def _loses_production(file: TemplateFile, steps: Sequence[Step]) -> bool:
 
 
 def _apply(source: Source, registry: Registry) -> list[Step]:
-    file, why = source.file, f"sync of {source.file.path}"[:200]
+    file = source.file
+    why = f"sync of {file.path}"[:200].encode("utf-8", "replace").decode("utf-8")
     steps: list[Step] = []
     for step, item in zip(source.steps, source.prepared, strict=True):
         number = step.version

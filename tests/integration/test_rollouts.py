@@ -327,6 +327,23 @@ def test_findings_are_noted_without_a_move(rollouts: Rollouts, conducted: Rollou
     assert rollouts.get(*HERE) is None
 
 
+def test_a_note_that_comes_too_late_brings_nothing_back(
+    rollouts: Rollouts, conducted: Rollouts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollout ends after it was looked at and before the note is written."""
+    begun = start(rollouts)
+    look = conducted.registry.sight
+
+    def and_then_it_ends(tenant: str, name: str) -> Sight:
+        sight = look(tenant, name)
+        rollouts.abort(*HERE)
+        return sight
+
+    monkeypatch.setattr(conducted.registry, "sight", and_then_it_ends)
+    assert conducted.note(*HERE, expect=begun, findings=[FINDING]) is None
+    assert rollouts.get(*HERE) is None
+
+
 def test_a_note_between_sight_and_move_is_not_lost(rollouts: Rollouts, conducted: Rollouts) -> None:
     """It has no revision, and yet the move is decided anew."""
     begun = start(rollouts)

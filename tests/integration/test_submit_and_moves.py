@@ -189,6 +189,55 @@ def test_a_label_that_moves_meanwhile(producer: Producer, registry: Registry, cl
     assert client.hget(keys.job(job.id), "revision") == client.get(keys.revision(*HERE))
 
 
+class Interrupted:
+    """A client whose next pipeline stops after its first command and does something first."""
+
+    def __init__(self, client: Any, act: Callable[[], object]) -> None:
+        self._client, self._act = client, act
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def pipeline(self, **options: Any) -> Any:
+        self.pipeline = self._client.pipeline  # type: ignore[method-assign]
+        pipe = self._client.pipeline(**options)
+        execute = pipe.execute
+
+        def in_two() -> list[Any]:
+            first, *rest = pipe.command_stack
+            pipe.command_stack = [first]
+            replies = execute()
+            self._act()
+            pipe.command_stack = rest
+            return [*replies, *execute()]
+
+        pipe.execute = in_two
+        return pipe
+
+
+def test_a_label_that_moves_while_it_is_read(
+    producer: Producer, registry: Registry, client: Any
+) -> None:
+    """The revision is read first: with an old one the new label is refused, not the other way."""
+    versions: Any = producer._parts.versions
+    real = versions._client
+    versions._client = Interrupted(real, lambda: registry.set_label(*HERE, "production", 2))
+    assert version_of(producer.submit("acme/triage", TICKET)) == 2
+    versions._client = Interrupted(real, lambda: registry.remove_label(*HERE, "production"))
+    with pytest.raises(NotFound):
+        producer.submit("acme/triage", TICKET)
+    assert len(client.keys("pq:acme:job:*")) == 1
+
+
+def test_a_sight_is_of_one_moment(registry: Registry, client: Any) -> None:
+    """What moves while it is read is read again."""
+    real = registry._client
+    other: Any = Registry(client, registry._settings)
+    registry._client = Interrupted(real, lambda: other.set_label(*HERE, "production", 2))
+    state = registry.sight(*HERE).state
+    assert (state.labels["production"], state.revision) == (2, 4)
+
+
 def test_a_label_that_is_removed_meanwhile(
     producer: Producer, registry: Registry, client: Any
 ) -> None:

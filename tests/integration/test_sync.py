@@ -224,6 +224,25 @@ def test_what_is_published_twice_in_a_bundle_has_one_number(
     assert _state(registry) == [("notes", 2, {"production": 1})]
 
 
+def test_names_of_files_may_be_any(source: Source, registry: Registry) -> None:
+    """Also what is no UTF-8, or longer than an entry of the journal may say."""
+    source.write("notes").rename(source.folder / ("n" * 230 + "\udcff.yaml"))
+    assert source.sync() == [("new_template", 1)]
+    assert registry.journal("acme", "notes")[0].why.startswith("sync of nnn")
+
+
+def test_a_lost_version_is_told(source: Source, registry: Registry, client: Client) -> None:
+    """What is there cannot be known then; publishing its content again mends it."""
+    source.write("notes")
+    source.sync()
+    for key in client.keys("pq:acme:template:notes:version:*"):
+        client.delete(key)
+    registry._kept.clear()
+    (step,) = source.plan().steps
+    assert step.action == "refused"
+    assert "Publish the template again" in step.findings[0].remedy
+
+
 def test_warnings_are_with_the_step(source: Source) -> None:
     """They refuse only where warnings are errors."""
     source.write("notes", samples=[])
