@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import getpass
 import socket
-import threading
-import time
+import subprocess
 from typing import Any
 
 import pytest
@@ -150,14 +149,20 @@ def test_waiting_for_the_end(command_line: CommandLine, rollouts: Rollouts) -> N
     ran = run(command_line, *wait, "--timeout", "0.5")
     assert (ran.code, ran.json["error"]) == (6, "timed_out")
 
-    waited: list[Ran] = []
-    thread = threading.Thread(target=lambda: waited.append(run(command_line, *wait)))
-    thread.start()
-    time.sleep(2)
-    rollouts.abort(*HERE, who="w1", why="failures: 9 % more")
-    rollouts.start(*HERE, make_plan(canary=3))  # another, which is not waited for
-    thread.join(timeout=30)
-    [ran] = waited
+    with subprocess.Popen(
+        command_line.command("templates", "rollout", *wait),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=command_line.folder,
+        env=command_line.environment,
+    ) as waiting:
+        assert waiting.stderr is not None
+        shown = waiting.stderr.readline()  # it has seen the rollout
+        rollouts.abort(*HERE, who="w1", why="failures: 9 % more")
+        rollouts.start(*HERE, make_plan(canary=3))  # another, which is not waited for
+        out, err = waiting.communicate(timeout=60)
+    ran = Ran(code=waiting.returncode, out=out, err=shown + err)
     assert (ran.code, ran.json["ended"]) == (5, "aborted")
     assert (ran.json["entry"]["who"], ran.json["entry"]["why"]) == ("w1", "failures: 9 % more")
     assert "gates, 0 % of the jobs" in ran.err
