@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contract.settings import Settings
     from producer.batch import BadLine, BatchLine, Summary
     from producer.handle import JobHandle
-    from templates.reading import Target
+    from templates.target import Target
 
 _SHOWN = 20  # bad lines on a terminal
 _KEPT = 10_000  # and with --json: a file can have more of them than memory has room

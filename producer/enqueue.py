@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from contract.canonical import digest
 from contract.errors import (
+    CodecError,
     InvalidInput,
     NotFound,
     PrefillqError,
@@ -24,7 +25,7 @@ from contract.keys import queue as queue_name
 from contract.types import Job, JobState, VersionRef
 from producer.bell import Bell, Ring
 from producer.validate import VariablesChecker
-from templates.reading import Target
+from templates.target import Target
 from templates.version import PublishedVersion
 
 _TRIES = 50  # each time somebody else changed the template in the milliseconds between
@@ -119,20 +120,20 @@ class Enqueue:
     def _choose(self) -> dict[int, Submission]:
         """Submissions of all jobs that are not enqueued, each for its version."""
         address = self._terms.address
-        target: Target | NotFound
+        target: Target | PrefillqError
         try:
             target = self._parts.versions.target(address)
-        except NotFound as error:
+        except (NotFound, CodecError) as error:
             target = error
         chosen = {}
         for place, wish in enumerate(self._wishes):
             if place in self._submitted:
                 continue
             try:
-                if isinstance(target, NotFound):
+                if isinstance(target, PrefillqError):
                     raise target
                 chosen[place] = self._submission(target, wish)
-            except (NotFound, InvalidInput, SpecInvalid) as error:
+            except (NotFound, InvalidInput, SpecInvalid, CodecError) as error:
                 # A job that was enqueued under this key before is still its answer.
                 found = self._found(wish)
                 if found is None:

@@ -27,6 +27,7 @@ from templates.cli_tools import (
     note_warnings,
     open_registry,
     show_published,
+    signed,
     strict_option,
 )
 from templates.rollouts.cli import history, rollout
@@ -43,11 +44,19 @@ def templates() -> None:
 @templates.command()
 @files_argument
 @option("--label", metavar="NAME", help="Point this label to each published version.")
+@signed
 @strict_option
 @json_option
 @click.pass_obj
 def publish(
-    settings: Settings, *, files: tuple[Path, ...], label: str | None, strict: bool, as_json: bool
+    settings: Settings,
+    *,
+    files: tuple[Path, ...],
+    label: str | None,
+    who: str | None,
+    why: str,
+    strict: bool,
+    as_json: bool,
 ) -> None:
     """Publish one version per FILE; the same content again is the same version.
 
@@ -59,11 +68,14 @@ def publish(
     for path, item in zip(files, prepared, strict=True):
         note_warnings(str(path), item.warnings)
     registry = open_registry(settings)
-    published = [registry.publish(item.spec, item.compiled, item.model) for item in prepared]
+    published = [
+        registry.publish(item.spec, item.compiled, item.model, who=who, why=why)
+        for item in prepared
+    ]
     if label is not None:
         for done in published:
             ref = done.version.ref
-            registry.set_label(ref.tenant, ref.template, label, ref.version)
+            registry.set_label(ref.tenant, ref.template, label, ref.version, who=who, why=why)
     warnings = {
         str(done.version.ref): item.warnings for done, item in zip(published, prepared, strict=True)
     }
@@ -161,6 +173,7 @@ def _variables(text: str) -> dict[str, Any]:
 @click.argument("label")
 @option("--expect", type=click.IntRange(min=0), help="Version it must point to now (0: none).")
 @option("--remove", is_flag=True, help="Remove the label; ADDRESS is then tenant/name.")
+@signed
 @json_option
 @click.pass_obj
 def label(
@@ -170,9 +183,14 @@ def label(
     label: str,
     expect: int | None,
     remove: bool,
+    who: str | None,
+    why: str,
     as_json: bool,
 ) -> None:
-    """Point LABEL to the version at ADDRESS."""
+    """Point LABEL to the version at ADDRESS.
+
+    While a rollout is about the label that is a conflict (exit status 7).
+    """
     from templates.registry import ANYTHING
 
     registry = open_registry(settings)
@@ -180,11 +198,13 @@ def label(
     expected = ANYTHING if expect is None else (expect or None)
     if remove:
         check_no_selector(parsed)
-        registry.remove_label(parsed.tenant, parsed.name, label, expect=expected)
+        registry.remove_label(parsed.tenant, parsed.name, label, expect=expected, who=who, why=why)
         number = None
     else:
         number = registry.resolve(parsed).version
-        registry.set_label(parsed.tenant, parsed.name, label, number, expect=expected)
+        registry.set_label(
+            parsed.tenant, parsed.name, label, number, expect=expected, who=who, why=why
+        )
     if as_json:
         name = f"{parsed.tenant}/{parsed.name}"
         emit_json({"template": name, "label": label, "version": number})
@@ -197,18 +217,21 @@ def label(
 @templates.command()
 @click.argument("address")
 @option("--undo", is_flag=True, help="Let it take jobs again.")
+@signed
 @json_option
 @click.pass_obj
-def retire(settings: Settings, *, address: str, undo: bool, as_json: bool) -> None:
+def retire(
+    settings: Settings, *, address: str, undo: bool, who: str | None, why: str, as_json: bool
+) -> None:
     """Take no new jobs for the version at ADDRESS, such as acme/triage@3.
 
-    The jobs it has are finished. A version that a label points to is a conflict: move the label
-    first.
+    The jobs it has are finished. A version that a label points to, or a rollout is about, is a
+    conflict: move the label or end the rollout first.
     """
     registry = open_registry(settings)
     parsed = parse_address(address)
     number = registry.resolve(parsed, with_retired=True).version
-    registry.retire(parsed.tenant, parsed.name, number, undo=undo)
+    registry.retire(parsed.tenant, parsed.name, number, undo=undo, who=who, why=why)
     template = f"{parsed.tenant}/{parsed.name}"
     if as_json:
         emit_json({"template": template, "version": number, "retired": not undo})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # these bring Redis and Jinja, which help and completion do w
     from templates.prepare import Preparer
     from templates.registry import Published, Registry
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
 files_argument = click.argument(
     "files",
     nargs=-1,
@@ -25,6 +27,13 @@ files_argument = click.argument(
     metavar="FILE...",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
+
+
+def signed(function: _F) -> _F:
+    """Give a command `--who` and `--why`, which the journal of its template gets."""
+    who = option("--who", metavar="TEXT", help="Who does it, for the journal. [default: you@host]")
+    why = option("--why", metavar="TEXT", default="", help="Why, for the journal.")
+    return who(why(function))
 
 
 def open_registry(settings: Settings) -> Registry:

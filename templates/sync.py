@@ -15,8 +15,8 @@ from contract.ids import DEFAULT_LABEL
 from templates.finding import Finding, finding_of
 from templates.folder import Folder, TemplateFile
 from templates.prepare import Prepared, Preparer
-from templates.reading import Sight
-from templates.registry import Registry, VersionSummary
+from templates.reading import Sight, VersionSummary
+from templates.registry import Registry
 from templates.rollouts import moves
 from templates.version import version_digest
 

@@ -21,7 +21,7 @@ from contract.redis_client import Client, errors_explained, text
 from contract.scripts import LIBRARY_PREFIX, ScriptLibrary
 from contract.settings import Settings
 from contract.users import TENANT_ROLES, WORKER, RedisUser, Role, parse_user
-from templates.registry import registry_library
+from templates.moving import registry_library
 from tenants.grants import grants_of, rules_of
 from tenants.persistence import Saved, save_users
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,14 +14,14 @@ from contract.console import (
     emit_table,
     json_option,
     note,
-    one_line,
     option,
 )
 from contract.errors import NotFound, TimedOut
 from contract.ids import TemplateAddress, parse_address
-from templates.cli_tools import check_no_selector, open_registry
+from templates.cli_tools import check_no_selector, open_registry, signed
 from templates.rollouts.compare_command import compare
 from templates.rollouts.options import Drop, Duration, Share, Weight, Weights
+from templates.rollouts.shown import facts, place_of, show, show_end, show_moved, when
 
 if TYPE_CHECKING:  # these bring Redis, which help and completion do without
     from contract.settings import Settings
@@ -31,17 +30,8 @@ if TYPE_CHECKING:  # these bring Redis, which help and completion do without
     from templates.rollouts.outcomes import VersionOutcomes
     from templates.rollouts.rollout import Rollout
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
 _ABORTED = 5  # exit status: refused by a check, or by somebody
 _LOOK_S = 1.0
-
-
-def signed(function: _F) -> _F:
-    """Give a command `--who` and `--why`."""
-    who = option("--who", metavar="TEXT", help="Who does it, for the journal. [default: you@host]")
-    why = option("--why", metavar="TEXT", default="", help="Why, for the journal.")
-    return who(why(json_option(function)))
 
 
 @click.group()
@@ -125,6 +115,7 @@ def rollout() -> None:
     help="Drop of the mean of a score (repeatable).",
 )
 @signed
+@json_option
 @click.pass_obj
 def start(
     settings: Settings,
@@ -179,45 +170,49 @@ def start(
         ),
     )
     begun = Rollouts(registry).start(template.tenant, template.name, plan, who=who, why=why)
-    _show_moved(template, begun, "begun", as_json=as_json)
+    show_moved(template, begun, "begun", as_json=as_json)
 
 
 @rollout.command()
 @click.argument("address", metavar="TEMPLATE")
 @signed
+@json_option
 @click.pass_obj
 def pause(settings: Settings, *, address: str, who: str | None, why: str, as_json: bool) -> None:
     """Hold the weights of TEMPLATE's rollout until it is resumed, promoted or aborted."""
     template = _template(address)
     held = _rollouts(settings).pause(template.tenant, template.name, who=who, why=why)
-    _show_moved(template, held, "paused", as_json=as_json)
+    show_moved(template, held, "paused", as_json=as_json)
 
 
 @rollout.command()
 @click.argument("address", metavar="TEMPLATE")
 @signed
+@json_option
 @click.pass_obj
 def resume(settings: Settings, *, address: str, who: str | None, why: str, as_json: bool) -> None:
     """Let TEMPLATE's rollout go on from where it was paused."""
     template = _template(address)
     going = _rollouts(settings).resume(template.tenant, template.name, who=who, why=why)
-    _show_moved(template, going, "resumed", as_json=as_json)
+    show_moved(template, going, "resumed", as_json=as_json)
 
 
 @rollout.command()
 @click.argument("address", metavar="TEMPLATE")
 @signed
+@json_option
 @click.pass_obj
 def promote(settings: Settings, *, address: str, who: str | None, why: str, as_json: bool) -> None:
     """Move the label of TEMPLATE's rollout to the new version now, whatever its gates say."""
     template = _template(address)
     ended = _rollouts(settings).promote(template.tenant, template.name, who=who, why=why)
-    _show_moved(template, ended, "promoted", as_json=as_json)
+    show_moved(template, ended, "promoted", as_json=as_json)
 
 
 @rollout.command()
 @click.argument("address", metavar="TEMPLATE")
 @signed
+@json_option
 @click.pass_obj
 def abort(settings: Settings, *, address: str, who: str | None, why: str, as_json: bool) -> None:
     """End TEMPLATE's rollout: all new jobs get the version that its label points to.
@@ -226,7 +221,7 @@ def abort(settings: Settings, *, address: str, who: str | None, why: str, as_jso
     """
     template = _template(address)
     ended = _rollouts(settings).abort(template.tenant, template.name, who=who, why=why)
-    _show_moved(template, ended, "aborted", as_json=as_json)
+    show_moved(template, ended, "aborted", as_json=as_json)
 
 
 @rollout.command()
@@ -247,7 +242,7 @@ def status(
     rollouts = _rollouts(settings)
     if wait:
         end = _wait(rollouts, template, timeout)
-        _show_end(template, end, as_json=as_json)
+        show_end(template, end, as_json=as_json)
         if end.action != "promote":
             click.get_current_context().exit(_ABORTED)
         return
@@ -266,7 +261,7 @@ def status(
     elif active is None:
         note(f"{template} has no rollout; 'prefillq templates history' tells of earlier ones")
     else:
-        _show(template, active, versions)
+        show(template, active, versions)
 
 
 rollout.add_command(compare)
@@ -295,17 +290,10 @@ def history(settings: Settings, *, address: str, limit: int, as_json: bool) -> N
     elif entries:
         emit_table(
             ("when", "who", "what", "from", "to", "why"),
-            [(_when(e.at), e.who, e.action, e.was, e.now, e.why) for e in entries],
+            [(when(e.at), e.who, e.action, e.was, e.now, e.why) for e in entries],
         )
     else:
         note(f"nothing of {template} was moved since there is a journal")
-
-
-def facts(rollout: Rollout) -> dict[str, Any]:
-    """What `status --json` says of an active rollout."""
-    from templates.rollouts.plain import to_plain
-
-    return {**to_plain(rollout), "weight": rollout.weight}
 
 
 def _template(address: str) -> TemplateAddress:
@@ -320,6 +308,16 @@ def _rollouts(settings: Settings) -> Rollouts:
     return Rollouts(open_registry(settings))
 
 
+def _outcomes(
+    settings: Settings, template: TemplateAddress, rollout: Rollout
+) -> list[VersionOutcomes]:
+    from contract.redis_client import connect
+    from templates.rollouts.outcomes import describe
+
+    with connect(settings) as client:
+        return describe(client, settings, template.tenant, template.name, rollout)
+
+
 def _wait(rollouts: Rollouts, template: TemplateAddress, timeout: float | None) -> Entry:
     """The entry with which the rollout ended that is active now, or the last one."""
     from templates.rollouts.journal import end_of_rollout
@@ -332,7 +330,7 @@ def _wait(rollouts: Rollouts, template: TemplateAddress, timeout: float | None) 
         if active is None or waited_for not in (None, active.id):
             break
         waited_for = active.id
-        if (place := _place(active)) != shown:
+        if (place := place_of(active)) != shown:
             note(f"{template}: {place}")
             shown = place
         left = _LOOK_S if until is None else min(_LOOK_S, until - time.monotonic())
@@ -344,87 +342,10 @@ def _wait(rollouts: Rollouts, template: TemplateAddress, timeout: float | None) 
     end = end_of_rollout(rollouts.journal(template.tenant, template.name), waited_for)
     if end is None:
         rollouts.registry.check_known(template.tenant, template.name)
+        if waited_for is not None:  # somebody took it away by hand
+            raise NotFound(f"how the rollout of {template} ended is not in its journal")
         raise NotFound(
             f"{template} never had a rollout",
             remedy=f"Start one with 'prefillq templates rollout start {template} --to N'.",
         )
     return end
-
-
-def _show_moved(
-    template: TemplateAddress, rollout: Rollout | None, what: str, *, as_json: bool
-) -> None:
-    if as_json:
-        shown = None if rollout is None else facts(rollout)
-        emit_json({"template": str(template), "action": what, "rollout": shown})
-    elif rollout is None:
-        note(f"{template}: a rollout that could not be read is {what}")
-    else:
-        note(f"{template}: {_plan(rollout)} is {what} ({_place(rollout)})")
-
-
-def _show_end(template: TemplateAddress, end: Entry, *, as_json: bool) -> None:
-    ended = "promoted" if end.action == "promote" else "aborted"
-    if as_json:
-        emit_json({"template": str(template), "ended": ended, "entry": end.to_dict()})
-    else:
-        why = f": {one_line(end.why)}" if end.why else ""
-        click.echo(f"{ended} {_when(end.at)} by {one_line(end.who)}{why}")
-
-
-def _outcomes(
-    settings: Settings, template: TemplateAddress, rollout: Rollout
-) -> list[VersionOutcomes]:
-    from contract.redis_client import connect
-    from templates.rollouts.outcomes import describe
-
-    with connect(settings) as client:
-        return describe(client, settings, template.tenant, template.name, rollout)
-
-
-def _show(template: TemplateAddress, rollout: Rollout, versions: Sequence[VersionOutcomes]) -> None:
-    rows: list[tuple[str, object]] = [
-        ("template", template),
-        ("rollout", f"{_plan(rollout)}, label {rollout.plan.label}"),
-        ("id", rollout.id),
-        ("place", _place(rollout)),
-        ("steps", ", ".join(f"{step / 100:g} %" for step in rollout.plan.steps)),
-        ("since", _when(rollout.since)),
-        ("started", _when(rollout.started_at)),
-    ]
-    rows += [(f"gate {item.gate}", f"{item.outcome}: {item.message}") for item in rollout.findings]
-    for name, value in rows:
-        click.echo(f"{one_line(name)}: {one_line(str(value))}")
-    emit_table(
-        ("version", "jobs", "failed", "not cached", "p50 s", "p95 s", "tokens", "scores"),
-        [_row(version) for version in versions],
-    )
-
-
-def _row(version: VersionOutcomes) -> Sequence[object]:
-    found = version.summary
-    scores = ", ".join(f"{name} {mean:.4g} ({n})" for name, (n, mean) in found.scores.items())
-    share = "-" if found.fallback_rate is None else f"{100 * found.fallback_rate:.1f} %"
-    numbers = (found.p50_s, found.p95_s, found.mean_tokens)
-    return (
-        f"{version.version} {version.role}",
-        found.jobs,
-        found.failed,
-        share,
-        *("-" if number is None else f"{number:.3g}" for number in numbers),
-        scores or "-",
-    )
-
-
-def _plan(rollout: Rollout) -> str:
-    return f"version {rollout.plan.stable} to {rollout.plan.canary}"
-
-
-def _place(rollout: Rollout) -> str:
-    paused = ", paused" if rollout.paused else ""
-    step = f"step {rollout.step + 1} of {len(rollout.plan.steps)}, " if rollout.step >= 0 else ""
-    return f"{rollout.phase}, {step}{rollout.weight / 100:g} % of the jobs{paused}"
-
-
-def _when(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(sep=" ", timespec="seconds")

@@ -172,7 +172,10 @@ def describe(
     plan = rollout.plan
     numbers = (plan.stable, plan.canary)
     with errors_explained(settings):
-        listed: Any = client.hmget(keys.versions(tenant, template), [str(n) for n in numbers])
+        pipe = client.pipeline(transaction=False)
+        for number in numbers:
+            pipe.hget(keys.versions(tenant, template), str(number))
+        listed = pipe.execute()
     rows = []
     for role, number, digest in zip(("stable", "canary"), numbers, listed, strict=True):
         name = "" if digest is None else text(digest)

@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,8 @@ def unpack_findings(data: bytes) -> tuple[Finding, ...]:
 
 def main() -> int:
     """The process."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    with suppress(ValueError, OSError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     os.nice(_NICE)
     request: Any = unpack(sys.stdin.buffer.read())
     # The signal's own action: it ends the process also in the midst of a pattern.

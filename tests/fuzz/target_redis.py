@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
@@ -15,12 +16,16 @@ from contract.record_hash import Hash, asked, view_of
 from contract.settings import Settings
 from contract.types import CacheInfo, CacheState, Job, JobError, JobState, Result, Usage
 from templates.fill import filled_text
+from templates.rollouts.journal import applied, read_entry
+from templates.rollouts.moves import TemplateState
+from templates.rollouts.plain import parse_text, to_plain, to_text
 from templates.stored import read_refs, version_number
 from templates.version import PublishedVersion
 from tests.fuzz.judge import Found, bounded, judged
 from tests.fuzz.mutations import BYTES, PLAIN, TEXTS, edited, edited_plain
 from tests.fuzz.targets import Target
 from tests.support.published import make_version
+from tests.support.rollouts import make_rollout
 from worker.cli import list_command
 from worker.presence import _read
 
@@ -86,6 +91,24 @@ _REPORT: dict[str, Any] = {
 }
 
 
+_CHANGE: dict[str, Any] = {
+    "labels": {"production": 2, "old": None},
+    "retired": {"1": True, "3": False},
+    "versions": [1, 2],
+    "rollout": to_plain(make_rollout()),
+}
+_ENTRY = {
+    b"revision": b"7",
+    b"who": b"ann@desk",
+    b"action": b"label",
+    b"from": b"production=1",
+    b"to": b"production=2",
+    b"why": b"",
+    b"token": b"0",
+    b"change": json.dumps(_CHANGE).encode(),
+}
+
+
 def _view(record: Hash) -> None:
     view = view_of(_ID, record)
     if view.result is not None:
@@ -121,6 +144,22 @@ def _versions(found: Mapping[bytes, bytes]) -> str:
     if any(ref.version != version_number(str(ref.version)) for ref in refs):
         raise Found("a number that is spelt otherwise")
     return f"{len(refs)} of {len(found)}"
+
+
+def _rollout(text: bytes) -> str:
+    rollout = parse_text(text)
+    if parse_text(to_text(rollout)) != rollout:
+        raise Found("a rollout that reads back as another")
+    rollout.version_for("acme", rollout.key_of({"ticket": "x"}) or _ID)
+    json_line({**to_plain(rollout), "weight": rollout.weight})
+    return str(rollout.phase)
+
+
+def _entry(fields: Hash) -> str:
+    entry = read_entry(b"1790000000125-0", fields)
+    applied(TemplateState(), entry)
+    json_line(entry.to_dict())
+    return entry.action
 
 
 def targets() -> tuple[Target, ...]:
@@ -164,6 +203,37 @@ def targets() -> tuple[Target, ...]:
             short=150,
         ),
         Target(
+            name="rollout",
+            about="rollouts, which a tenant's admin can write",
+            inputs=st.one_of(
+                edited_plain([to_plain(make_rollout())]).filter(_jsonable).map(_json),
+                edited([to_text(make_rollout()).encode()], BYTES),
+            ),
+            run=lambda text: judged(lambda: _rollout(text)),
+            short=150,
+        ),
+        Target(
+            name="journal",
+            about="entries of a template's journal",
+            inputs=st.builds(
+                lambda changed, gone: {
+                    n: v for n, v in {**_ENTRY, **changed}.items() if n not in gone
+                },
+                st.dictionaries(
+                    st.sampled_from(sorted(_ENTRY)),
+                    st.one_of(
+                        st.sampled_from(BYTES),
+                        edited([_ENTRY[b"change"]], BYTES),
+                        edited_plain([_CHANGE]).filter(_jsonable).map(_json),
+                    ),
+                    max_size=2,
+                ),
+                st.sets(st.sampled_from(sorted(_ENTRY)), max_size=1),
+            ),
+            run=lambda fields: judged(lambda: _entry(fields)),
+            short=150,
+        ),
+        Target(
             name="numbers",
             about="labels' and versions' numbers",
             inputs=st.dictionaries(
@@ -175,6 +245,18 @@ def targets() -> tuple[Target, ...]:
             short=100,
         ),
     )
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _jsonable(value: Any) -> bool:
+    try:
+        _json(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _packable(value: Any) -> bool:

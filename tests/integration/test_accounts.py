@@ -17,7 +17,7 @@ from contract.scripts import ScriptLibrary
 from contract.settings import Settings
 from contract.users import WORKER, RedisUser, Role
 from local.redis_server import EmbeddedRedis
-from templates.registry import registry_library
+from templates.moving import registry_library
 from tenants import accounts as accounts_module
 from tenants.accounts import Accounts, Credentials, users_of_tenant
 

@@ -15,7 +15,7 @@ from contract import keys
 from contract.records import job_library
 from contract.redis_client import connect
 from contract.users import WORKER, RedisUser, Role
-from templates.registry import registry_library
+from templates.moving import registry_library
 from tenants.grants import grants_of, rules_of
 from tests.support.two_tenants import ACME, TwoTenants
 
@@ -115,12 +115,21 @@ ANOTHER_TENANT = [
     ("HGETALL {their_labels}", "sees what another runs"),
     ("HLEN {their_versions}", "counts another's versions"),
     ("HSET {their_labels} production 1", "changes another's labels"),
+    ("GET {their_rollout}", "sees what another is about to run"),
+    ("GET {their_revision}", "counts another's moves"),
+    ("SMEMBERS {their_rollouts}", "lists another's templates"),
+    ("XRANGE {their_journal} - +", "reads who works for another"),
+    ("XADD {their_journal} * a b", "forges another's journal"),
+    ("SET {their_rollout} x", "splits another's jobs"),
+    ("XADD {their_outcomes} * s failed", "ends another's rollout"),
+    ("XREVRANGE {their_outcomes} + -", "reads how another's jobs end"),
     ("GET {their_version}", "reads another's template"),
     ("XREVRANGE {their_shadowed} + -", "reads answers to another's jobs"),
     ("LPUSH {their_shadow} x", "has workers answer another's jobs again"),
     ("FCALL {jobs}_state {their_job_keys} {their_id} 1 x", "looks at another's job"),
     ("FCALL {jobs}_cancel {their_job_keys} {their_id} 1 x", "cancels another's job"),
-    ("FCALL {registry}_label 2 {their_labels} {their_versions} x", "moves another's label"),
+    ("FCALL {registry}_move 5 {their_moving} x", "moves another's label"),
+    ("FCALL {registry}_note 1 {their_rollout} x", "changes another's rollout"),
 ]
 SHARED = [
     ("EVALSHA {sha} 0", "runs what somebody sent"),
@@ -145,7 +154,18 @@ PRODUCERS = [
     ("HSET {my_versions} 2 x", "makes a version"),
     ("SADD {my_templates} x", "makes a template"),
     ("SET {my_version} x", "changes a published version"),
-    ("FCALL {registry}_label 2 {my_labels} {my_versions} canary 1 *", "moves a label"),
+    ("FCALL {registry}_move 5 {my_moving} x", "moves a label"),
+    ("FCALL {registry}_note 1 {my_rollout} x", "changes what the gates found"),
+    ("SET {my_rollout} x", "splits jobs as it likes"),
+    ("DEL {my_rollout}", "ends a rollout"),
+    ("INCR {my_revision}", "refuses all submits"),
+    ("SET {my_revision} 0", "lets submits have versions that are not allowed any more"),
+    ("XADD {my_journal} * a b", "forges the journal"),
+    ("SADD {my_rollouts} x", "has workers look for rollouts"),
+    ("HSET {my_retired} 1 x", "retires a version"),
+    ("DEL {my_outcomes}", "takes back what was said of a version"),
+    ("XTRIM {my_outcomes} MAXLEN 0", "takes back what was said of a version"),
+    ("SET {my_outcomes} x", "leaves workers a key of another type"),
     ("SET {my_queue} x", "leaves workers a queue that is no list"),
     ("ZADD {my_queue} 1 x", "leaves workers a queue that is no list"),
     ("DEL {my_queue}", "loses messages"),
@@ -165,6 +185,12 @@ ADMINS = [
     ("ZADD {my_queued} 0 x", "submits"),
     ("SUBSCRIBE {my_notices}", "hears when jobs end"),
     ("DEL {my_labels}", "nothing of its needs it"),
+    ("DEL {my_journal}", "has nobody know who moved what"),
+    ("XTRIM {my_journal} MAXLEN 0", "has nobody know who moved what"),
+    ("XDEL {my_journal} 1-0", "takes an entry back"),
+    ("SET {my_revision} 7", "lets an old decision be made"),
+    ("DEL {my_revision}", "lets an old decision be made"),
+    ("XADD {my_outcomes} * s failed", "speaks for jobs"),
     ("SET {my_templates} x", "leaves workers a key of another type"),
     ("SET {my_versions} x", "leaves workers a key of another type"),
     ("FCALL {jobs}_state {my_job_keys} {my_id} 1 x", "looks at jobs"),
@@ -172,7 +198,12 @@ ADMINS = [
     ("LPUSH {my_shadow} x", "has workers answer jobs again"),
 ]
 WORKERS = [
-    ("HSET {my_labels} production 1", "changes what a tenant published"),
+    ("HSET {my_versions} 2 x", "changes what a tenant published"),
+    ("HSET {my_retired} 1 x", "decides for a tenant what takes jobs"),
+    ("DEL {my_labels}", "nothing of its needs it"),
+    ("DEL {my_journal}", "has nobody know who moved what"),
+    ("XTRIM {my_journal} MAXLEN 0", "has nobody know who moved what"),
+    ("SET {my_revision} 7", "lets an old decision be made"),
     ("SADD {my_templates} x", "changes what a tenant published"),
     ("SET {my_version} x", "changes what a tenant published"),
     ("DEL {my_job}", "erases records"),
@@ -241,6 +272,17 @@ def names_of(tenants: TwoTenants) -> dict[str, str]:
             "templates": keys.templates(tenant),
             "version": keys.version(tenant, "triage", version.digest),
             "versions": keys.versions(tenant, "triage"),
+            "retired": keys.retired(tenant, "triage"),
+            "revision": keys.revision(tenant, "triage"),
+            "rollout": keys.rollout(tenant, "triage"),
+            "rollouts": keys.rollouts(tenant),
+            "journal": keys.journal(tenant, "triage"),
+            "outcomes": keys.outcomes(tenant, "0" * 16, version.digest),
+            "moving": " ".join(
+                make(tenant, "triage")
+                for make in (keys.revision, keys.journal, keys.labels, keys.rollout)
+            )
+            + f" {keys.rollouts(tenant)}",
             "waiting": keys.waiting(tenant, "triage"),
         }
         found |= {f"{whose}_{name}": value for name, value in of_tenant.items()}

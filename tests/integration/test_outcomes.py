@@ -17,7 +17,8 @@ from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import CacheInfo, CacheState, JobError, JobState, Usage
 from templates.rollouts import outcomes as outcomes_module
-from templates.rollouts.outcomes import JobOutcome, Outcomes, read_outcomes
+from templates.rollouts.outcomes import JobOutcome, Outcomes, describe, read_outcomes
+from templates.rollouts.rollout import Phase, Plan, Rollout
 from tests.support.record_rig import REF, Rig, answer, memory_rig, redis_rig
 from tests.support.redis_state import out_of_memory
 
@@ -257,6 +258,52 @@ def test_scores_are_read_once_a_job_the_newest(client: Any, read: Callable[..., 
     assert {name: sorted(values) for name, values in read().scores.items()} == {
         "human": [0.5, 2.0],
         "bleu": [3.0, 4.0],
+    }
+
+
+def test_a_score_of_a_job_is_read(in_redis: Rig, read: Callable[..., Outcomes]) -> None:
+    """As the store writes it; the last one of a job and name."""
+    jobs = [run(in_redis), run(in_redis)]
+    for job_id, value in ((jobs[0], 0.25), (jobs[1], 1.0), (jobs[0], 0.75)):
+        in_redis.store.score(job_id, "human", value)
+    found = read()
+    assert sorted(found.scores["human"]) == [0.75, 1.0]
+    assert len(found.jobs) == 2
+
+
+@pytest.mark.parametrize("who", ["producer", "admin", "worker"])
+def test_everybody_of_the_tenant_may_see_how_a_rollout_goes(
+    request: pytest.FixtureRequest, in_redis: Rig, client: Any, who: str
+) -> None:
+    """Numbers of both versions since it began, as `rollout status` shows them."""
+    client.hset(keys.versions("acme", "triage"), mapping={"3": REF.digest, "4": "e" * 64})
+    for _ in range(3):
+        run(in_redis, **HIT)
+    run(in_redis, **failure("internal_error"))
+    rollout = Rollout(
+        id=ROLLOUT,
+        plan=Plan(label="production", stable=4, canary=3, steps=(100,), bake_s=1.0),
+        phase=Phase.BAKING,
+        step=0,
+        started_at=0.0,
+        since=0.0,
+    )
+    login = request.getfixturevalue(f"{who}_client"), request.getfixturevalue(f"{who}_settings")
+    stable, canary = describe(*login, "acme", "triage", rollout)
+    assert (stable.role, stable.version, stable.summary.jobs) == ("stable", 4, 0)
+    assert stable.summary.failure_rate is None
+    plain = canary.to_dict()
+    assert plain.pop("p50_s") <= plain.pop("p95_s") < 5
+    assert plain == {
+        "role": "canary",
+        "version": 3,
+        "digest": REF.digest,
+        "jobs": 4,
+        "failed": 1,
+        "failure_rate": 0.25,
+        "fallback_rate": 0.0,
+        "mean_tokens": 5.0,
+        "scores": {},
     }
 
 

@@ -14,7 +14,7 @@ from contract.ids import parse_address
 from contract.redis_client import Client, connect
 from contract.settings import Settings
 from contract.types import VersionRef
-from templates import reading, registry as registry_module
+from templates import moving, reading
 from templates.registry import Registry
 from tests.support.published import COMPILED, MODEL, make_spec
 
@@ -79,12 +79,12 @@ def test_without_the_compare_and_set_racing_publishers_collide(
     client: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: the script takes any number, and two contents get the same one."""
-    source = registry_module.script_source("publish")
+    source = moving.script_source("publish")
     broken = source.replace("if not as_decided() or", "if false and")
     assert broken != source
     for script, numbers in ((source, [1, 2]), (broken, [1, 1])):
         client.flushdb()
-        monkeypatch.setattr(registry_module, "script_source", lambda _, s=script: s)
+        monkeypatch.setattr(moving, "script_source", lambda _, s=script: s)
         registry = Registry(client, settings)
         before = registry.sight("acme", "triage")
         sights = iter([before, before])  # both have looked before either has written

@@ -14,9 +14,10 @@ from contract.errors import CodecError, Conflict, InvalidInput, NotFound, RedisR
 from contract.ids import parse_address
 from contract.redis_client import Client
 from contract.settings import Settings
-from templates import registry as registry_module
+from templates import moving
+from templates.moving import somebody
 from templates.reading import Sight
-from templates.registry import Registry, somebody
+from templates.registry import Registry
 from templates.rollouts import moves
 from templates.rollouts.control import Rollouts
 from templates.rollouts.journal import replay
@@ -249,12 +250,12 @@ def test_without_the_compare_and_set_the_journal_lies(
     client: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: the script takes what was decided on an old sight."""
-    source = registry_module.script_source("move")
+    source = moving.script_source("move")
     broken = source.replace("if not as_decided() then", "if false then")
     assert broken != source
     for script, labels in ((source, {"next": 2}), (broken, {"next": 3})):
         monkeypatch.setattr(
-            registry_module, "script_source", lambda name, s=script: s if name == "move" else ""
+            moving, "script_source", lambda name, s=script: s if name == "move" else ""
         )
         registry = Registry(client, settings)
         decide = _racing(registry, lambda r=registry: r.set_label(*HERE, "next", 2))
@@ -323,6 +324,23 @@ def test_findings_are_noted_without_a_move(rollouts: Rollouts, conducted: Rollou
     assert rollouts.get(*HERE) == noted
     rollouts.abort(*HERE)
     assert conducted.note(*HERE, expect=noted, findings=[]) is None
+    assert rollouts.get(*HERE) is None
+
+
+def test_a_note_that_comes_too_late_brings_nothing_back(
+    rollouts: Rollouts, conducted: Rollouts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollout ends after it was looked at and before the note is written."""
+    begun = start(rollouts)
+    look = conducted.registry.sight
+
+    def and_then_it_ends(tenant: str, name: str) -> Sight:
+        sight = look(tenant, name)
+        rollouts.abort(*HERE)
+        return sight
+
+    monkeypatch.setattr(conducted.registry, "sight", and_then_it_ends)
+    assert conducted.note(*HERE, expect=begun, findings=[FINDING]) is None
     assert rollouts.get(*HERE) is None
 
 

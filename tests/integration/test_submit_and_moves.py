@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,6 +189,55 @@ def test_a_label_that_moves_meanwhile(producer: Producer, registry: Registry, cl
     assert client.hget(keys.job(job.id), "revision") == client.get(keys.revision(*HERE))
 
 
+class Interrupted:
+    """A client whose next pipeline stops after its first command and does something first."""
+
+    def __init__(self, client: Any, act: Callable[[], object]) -> None:
+        self._client, self._act = client, act
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def pipeline(self, **options: Any) -> Any:
+        self.pipeline = self._client.pipeline  # type: ignore[method-assign]
+        pipe = self._client.pipeline(**options)
+        execute = pipe.execute
+
+        def in_two() -> list[Any]:
+            first, *rest = pipe.command_stack
+            pipe.command_stack = [first]
+            replies = execute()
+            self._act()
+            pipe.command_stack = rest
+            return [*replies, *execute()]
+
+        pipe.execute = in_two
+        return pipe
+
+
+def test_a_label_that_moves_while_it_is_read(
+    producer: Producer, registry: Registry, client: Any
+) -> None:
+    """The revision is read first: with an old one the new label is refused, not the other way."""
+    versions: Any = producer._parts.versions
+    real = versions._client
+    versions._client = Interrupted(real, lambda: registry.set_label(*HERE, "production", 2))
+    assert version_of(producer.submit("acme/triage", TICKET)) == 2
+    versions._client = Interrupted(real, lambda: registry.remove_label(*HERE, "production"))
+    with pytest.raises(NotFound):
+        producer.submit("acme/triage", TICKET)
+    assert len(client.keys("pq:acme:job:*")) == 1
+
+
+def test_a_sight_is_of_one_moment(registry: Registry, client: Any) -> None:
+    """What moves while it is read is read again."""
+    real = registry._client
+    other: Any = Registry(client, registry._settings)
+    registry._client = Interrupted(real, lambda: other.set_label(*HERE, "production", 2))
+    state = registry.sight(*HERE).state
+    assert (state.labels["production"], state.revision) == (2, 4)
+
+
 def test_a_label_that_is_removed_meanwhile(
     producer: Producer, registry: Registry, client: Any
 ) -> None:
@@ -334,6 +384,7 @@ CHANGES: dict[str, Change] = {
     "moved to another schema": lambda r: r.set_label(*HERE, "production", 3),
     "removed": lambda r: r.remove_label(*HERE, "production"),
     "in a rollout": lambda r: lead(Rollouts(r), 10_000),
+    "in a rollout that cannot be read": lambda r: r._client.set(keys.rollout(*HERE), "{"),
     "in a rollout to another schema": lambda r: lead(Rollouts(r), 10_000, canary=3),
 }
 
@@ -399,6 +450,40 @@ def run(producer_settings: Settings) -> Callable[..., Any]:
         return json.loads(ran.stdout)
 
     return invoke
+
+
+def test_a_batch_in_a_rollout(
+    producer_settings: Settings, worker_settings: Settings, rollouts: Rollouts, tmp_path: Path
+) -> None:
+    """Lines with one key get one version, which each result names; without a key it is checked
+    first whether a line fits both."""
+    rollout = lead(rollouts, 5000)
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    by_version = {rollout.version_for("acme", f"k{n}"): f"k{n}" for n in range(50)}
+    lines: list[dict[str, Any]] = [
+        {"variables": TICKET, "sticky_key": f"k{n % 5}"} for n in range(20)
+    ]
+    wide = {"ticket": "x", "customer": "c"}
+
+    def batch(*more: dict[str, Any]) -> Any:
+        source.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *more]))
+        arguments = ("batch", str(source), "-o", str(out), "--template", "acme/triage", "--json")
+        return CliRunner().invoke(main, ["--redis-url", producer_settings.redis_url, *arguments])
+
+    for bad in ({"variables": wide}, {"variables": wide, "sticky_key": by_version[1]}):
+        ran = batch(bad)
+        assert ran.exit_code == 1
+        [told] = json.loads(ran.stdout)["lines"]
+        assert (told["line"], "acme/triage@1" in told["remedy"]) == (21, True)
+    with Answering(worker_settings):
+        ran = batch({"variables": wide, "sticky_key": by_version[2]})
+    assert ran.exit_code == 0, ran.output
+    results = {r["index"]: r for r in map(json.loads, out.read_text().splitlines())}
+    assert {r["rollout"] for r in results.values()} == {rollout.id}
+    assert [results[n]["version"] for n in range(20)] == [
+        rollout.version_for("acme", f"k{n % 5}") for n in range(20)
+    ]
+    assert results[20]["version"] == 2
 
 
 def test_commands_show_the_rollout_of_a_job(

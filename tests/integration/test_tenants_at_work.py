@@ -14,10 +14,14 @@ from contract.types import JobState
 from contract.users import WORKER, RedisUser, Role
 from producer import Producer
 from templates.registry import Registry
+from templates.rollouts.control import Rollouts
+from templates.rollouts.journal import replay
+from templates.rollouts.rollout import Phase
 from tenants.accounts import Accounts
 from tests.support.answering import Answering
 from tests.support.published import COMPILED, MODEL, make_spec
 from tests.support.redis_state import out_of_memory
+from tests.support.rollouts import FINDING, make_plan
 from tests.support.two_tenants import ACME, TICKET, TwoTenants, two_tenants
 from worker.catalog import Catalog
 
@@ -67,6 +71,77 @@ def test_an_admin_publishes_and_moves_labels(tenants: TwoTenants) -> None:
         assert [s.ref.version for s in registry.versions("acme", "draft")] == [1, 2]
         assert {t.name for t in registry.list_templates()} >= {"draft", "triage"}
         assert {t.tenant for t in registry.list_templates()} == {"acme"}
+
+
+def test_a_rollout_under_users(tenants: TwoTenants) -> None:
+    """An admin starts it, a worker leads it, producers get its versions and score them."""
+    here = ("acme", "led")
+    with tenants.client_of(ADMIN) as client, tenants.client_of(WORKER) as worker:
+        registry = registry_of(client, tenants, ADMIN)
+        for text in ("One: ", "Two: "):
+            registry.publish(make_spec(*here, text=text), COMPILED, MODEL)
+        rollouts = Rollouts(registry)
+        conducted = Rollouts(registry_of(worker, tenants, WORKER))
+        rollout = rollouts.start(*here, make_plan(steps=(10_000,)))
+        assert conducted.active("acme") == {"led": rollout}
+        for phase, step in ((Phase.WARMING, -1), (Phase.BAKING, 0)):
+            rollout = conducted.advance(
+                *here, expect=rollout, phase=phase, step=step, findings=[FINDING], who="w1"
+            )
+        noted = conducted.note(*here, expect=rollout, findings=[])
+        with tenants.producing(PRODUCER) as producer, Answering(tenants.settings_of(WORKER)):
+            job = producer.submit("acme/led", TICKET, sticky_key="c", idempotency_key="r")
+            assert job.result(timeout=20).ref.version == 2
+            job.score("quality", 0.5)
+            assert job.view().scores == {"quality": 0.5}
+            assert producer.submit("acme/led@1", TICKET).result(timeout=20).ref.version == 1
+        conducted.promote(*here, expect=noted, who="w1")
+        registry.retire(*here, 1)
+        with tenants.producing(PRODUCER) as producer, pytest.raises(NotFound, match="retired"):
+            producer.submit("acme/led@1", TICKET)
+        for reader in (PRODUCER, ADMIN, WORKER):
+            with tenants.client_of(reader) as reading:
+                journal = registry_of(reading, tenants, reader).journal(*here)
+                assert journal[-1].action == "retire"
+
+
+@pytest.mark.parametrize("act", ["start", "pause", "promote", "abort"])
+def test_a_producer_leads_no_rollout(tenants: TwoTenants, act: str) -> None:
+    """It may look at one."""
+    here = ("acme", "looked")
+    with tenants.client_of(ADMIN) as client:
+        registry = registry_of(client, tenants, ADMIN)
+        for text in ("One: ", "Two: "):
+            registry.publish(make_spec(*here, text=text), COMPILED, MODEL)
+        rollouts = Rollouts(registry)
+        if act != "start" and rollouts.get(*here) is None:
+            rollouts.start(*here, make_plan())
+        before = registry.sight(*here).state
+        with tenants.client_of(PRODUCER) as looking:
+            produced = Rollouts(registry_of(looking, tenants, PRODUCER))
+            assert produced.get(*here) == before.rollout
+            arguments = [make_plan()] if act == "start" else []
+            with pytest.raises(RedisRefused, match="admin"):
+                getattr(produced, act)(*here, *arguments)
+        assert registry.sight(*here).state == before
+        if before.rollout is not None:
+            rollouts.abort(*here)
+    tenants.operator.acl_log_reset()
+
+
+def test_a_worker_retires_nothing(tenants: TwoTenants) -> None:
+    """Though it may move labels, which a promotion does; nothing is half done."""
+    here = ("acme", "kept")
+    with tenants.client_of(ADMIN) as client, tenants.client_of(WORKER) as worker:
+        registry = registry_of(client, tenants, ADMIN)
+        for text in ("One: ", "Two: "):
+            registry.publish(make_spec(*here, text=text), COMPILED, MODEL)
+        before = registry.sight(*here).state
+        with pytest.raises(RedisRefused):
+            registry_of(worker, tenants, WORKER).retire(*here, 2)
+        assert registry.sight(*here).state == before
+        assert replay(registry.journal(*here)) == before
+    tenants.operator.acl_log_reset()
 
 
 def test_a_worker_finds_what_tenants_with_users_publish(tenants: TwoTenants) -> None:

@@ -7,6 +7,7 @@ in the midst of it, or to two that look at once, a move is made once or not at a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,8 @@ log = get_logger(__name__)
 
 LOOK_S = 1.0
 LONGEST_LOOK_S = 10.0  # between two looks at a rollout that bakes for long
-# What a version's gates could not tell is tried again after this.
-TRY_AGAIN_S = 30.0
+# What a version's gates could not tell is tried again after half the time that it has waited.
+TRY_AGAIN_S, LONGEST_TRY_AGAIN_S = 30.0, 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ class Conductor:
 
     def try_versions(self) -> None:
         """Try the canaries whose gates nobody has tried yet; takes as long as their samples do."""
-        for (tenant, name), rollout in self._active.items():
+        for (tenant, name), rollout in _by_turns(self._active):
             if self._draining():
                 return
             if rollout.phase is Phase.GATES and not rollout.paused:
@@ -215,8 +216,9 @@ class Conductor:
                 turn.rest_s = 0.0  # another worker may begin at once
                 return
             decision = after_gates(fresh.rollout, findings)
-            if decision.act != "note":
-                turn.rest_s = 0.0
+            waited = self._now() - fresh.rollout.since
+            again = min(LONGEST_TRY_AGAIN_S, max(TRY_AGAIN_S, waited / 2))
+            turn.rest_s = again if decision.act == "note" else 0.0
             self._make(fresh, decision)
 
     def _decide(self, seen: Look, reports: Sequence[Mapping[str, Any]]) -> Decision:
@@ -310,6 +312,18 @@ class Conductor:
             step=rollout.step,
             why=why,
         )
+
+
+def _by_turns(
+    active: Mapping[tuple[str, str], Rollout],
+) -> list[tuple[tuple[str, str], Rollout]]:
+    """One of each tenant, then a second of each: many of one tenant's hold up no other's."""
+    counts: Counter[str] = Counter()
+    order = {}
+    for place in active:
+        order[place] = counts[place[0]]
+        counts[place[0]] += 1
+    return sorted(active.items(), key=lambda item: order[item[0]])
 
 
 def _rest_s(seen: Look) -> float:

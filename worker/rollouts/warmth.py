@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # needs torch, which a fake engine does without
 
 log = get_logger(__name__)
 
+_EQUAL = ("identical", "within_tolerance")  # else its jobs run uncached there
 AGAIN_S = 30.0  # what could not be warmed, or was evicted, is tried again after this
 
 
@@ -73,6 +74,7 @@ def _holds(report: Mapping[str, Any], digest: str) -> bool:
         isinstance(listed, Mapping)
         and listed.get("digest") == digest
         and listed.get("cached") is True
+        and listed.get("parity") in _EQUAL
         for listed in _list(report, "versions")
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contract.records import job_library
 from contract.scripts import LIBRARY_PREFIX, ScriptLibrary
-from templates.registry import registry_library
+from templates.moving import registry_library
 
 ONE = ScriptLibrary(name="jobs", sources={"get": "return 1", "set": "return 2 -- done"})
 

@@ -16,6 +16,7 @@ from contract.errors import (
     NotFound,
     RedisRefused,
     RedisUnreachable,
+    TemplateMoved,
     TimedOut,
 )
 from contract.ids import TemplateAddress, new_job_id
@@ -27,10 +28,11 @@ from producer.bell import Ring
 from producer.client import Producer
 from producer.enqueue import Parts
 from producer.handle import JobHandle
-from templates.reading import Target
 from templates.rollouts.rollout import Rollout
+from templates.target import Target
 from templates.version import PublishedVersion
 from tests.support.published import MODEL, make_spec, make_version
+from tests.support.rollouts import make_plan, make_rollout
 
 
 class Shelf:
@@ -395,3 +397,89 @@ def test_an_impatient_submit_takes_back_what_it_wrote(rig: Rig) -> None:
     with pytest.raises(RedisUnreachable, match="Nothing was enqueued"):
         rig.producer.submit("acme/triage", TICKET)
     assert not rig.store._records
+
+
+# --- rollouts
+
+
+def _in_rollout(rig: Rig, **changes: Any) -> Rollout:
+    rig.shelf.rollout = make_rollout(plan=make_plan(steps=(5000, 10_000), **changes), step=0)
+    return rig.shelf.rollout
+
+
+def test_each_job_of_a_call_has_the_version_of_its_key(rig: Rig) -> None:
+    """And its rollout; the same key always the same one."""
+    rollout = _in_rollout(rig)
+    names = [f"c{n % 10}" for n in range(40)]
+    jobs = rig.producer.submit_many("acme/triage", [TICKET] * 40, sticky_keys=names)
+    versions = [job.view().job.ref.version for job in jobs]
+    assert versions == [rollout.version_for("acme", name) for name in names]
+    assert set(versions) == {1, 2}
+    assert {job.view().job.rollout for job in jobs} == {rollout.id}
+
+
+def test_a_key_goes_before_the_variable_and_that_before_the_id(rig: Rig) -> None:
+    """None among the keys of many leaves it to the variable."""
+    rollout = _in_rollout(rig, sticky_key="ticket")
+    for n in range(10):
+        ticket = {"ticket": f"t{n}"}
+        own, other = rig.producer.submit_many("acme/triage", [ticket] * 2, sticky_keys=["k", None])
+        assert own.view().job.ref.version == rollout.version_for("acme", "k")
+        assert other.view().job.ref.version == rollout.version_for("acme", f"t{n}")
+    rollout = _in_rollout(rig)
+    for job in rig.producer.submit_many("acme/triage", [TICKET] * 10):
+        assert job.view().job.ref.version == rollout.version_for("acme", job.id)
+
+
+def test_a_template_that_moved_is_looked_at_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written stays, the rest is chosen anew, and all are rung for once."""
+    submit_many, calls = rig.store.submit_many, []
+
+    def halves(submissions: Any) -> Any:
+        calls.append(len(submissions))
+        if len(calls) > 1:
+            return submit_many(submissions)
+        first = submit_many(submissions[:2])
+        rig.store.template_moved("acme", "triage", 1)
+        rig.shelf.labels["production"], rig.shelf.revision = 2, 1
+        return first + submit_many(submissions[2:])
+
+    monkeypatch.setattr(rig.store, "submit_many", halves)
+    jobs = rig.producer.submit_many("acme/triage", [TICKET] * 5)
+    assert [job.view().job.ref.version for job in jobs] == [1, 1, 2, 2, 2]
+    assert calls == [5, 3]
+    assert [ring.job_id for ring in rig.bell.rung] == [job.id for job in jobs]
+
+
+def test_a_retired_number_is_refused_by_the_store(rig: Rig) -> None:
+    """Again and again, for a registry that has not heard of it; nothing is left."""
+    rig.store.template_moved("acme", "triage", 4, retired=[2])
+    with pytest.raises(TemplateMoved):
+        rig.producer.submit("acme/triage@2", TICKET)
+    assert not rig.store._records
+    assert rig.producer.submit("acme/triage@1", TICKET)
+
+
+def test_a_job_is_found_by_its_key_when_its_template_is_gone(rig: Rig) -> None:
+    """Only by the same input, and rung for again."""
+    job = rig.producer.submit("acme/triage", TICKET, idempotency_key="k")
+    del rig.shelf.labels["production"]
+    assert rig.producer.submit("acme/triage", TICKET, idempotency_key="k") == job
+    assert len(rig.bell.rung) == 2
+    with pytest.raises(Conflict):
+        rig.producer.submit("acme/triage", {"ticket": "other"}, idempotency_key="k")
+    with pytest.raises(NotFound):
+        rig.producer.submit("acme/triage", TICKET, idempotency_key="new")
+    assert list(rig.store._records) == [job.id]
+
+
+def test_an_answer_is_scored_through_its_handle(rig: Rig) -> None:
+    """As the store says."""
+    job = rig.producer.submit("acme/triage", TICKET)
+    with pytest.raises(Conflict, match="queued"):
+        job.score("quality", 1.0)
+    rig.run(job.id)
+    job.score("quality", 0.5)
+    assert job.view().scores == {"quality": 0.5}

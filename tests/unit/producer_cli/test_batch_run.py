@@ -202,6 +202,9 @@ def test_bad_lines_become_error_lines() -> None:
         (b'{"variables": {}, "template": "acme"}', "not a template address"),
         (b'{"variables": {}, "id": 1.5}', "id is neither"),
         (b'{"variables": {}}', "ticket is missing"),
+        (b'{"variables": {"ticket": "x"}, "sticky_key": ""}', "sticky_key cannot be used"),
+        (b'{"variables": {"ticket": "x"}, "sticky_key": 7}', "sticky_key cannot be used"),
+        (b'{"variables": {"ticket": "x"}, "sticky_key": "\\ud800"}', "sticky_key cannot be used"),
     ],
 )
 def test_bad_line_says_what_is_wrong(text: bytes, problem: str) -> None:
@@ -211,6 +214,22 @@ def test_bad_line_says_what_is_wrong(text: bytes, problem: str) -> None:
     assert problem in str(line)
     assert str(line).startswith("line 5: ")
     assert line.to_dict()["line"] == 5
+
+
+def test_a_line_may_have_a_sticky_key() -> None:
+    """It goes to the check and to the job; null is none."""
+    asked = []
+
+    def check(_template: str, _variables: Mapping[str, Any], key: str | None) -> None:
+        asked.append(key)
+
+    for text, key in ((b'"c-7"', "c-7"), (b"null", None)):
+        line = read_line(
+            b'{"variables": {}, "sticky_key": %s}' % text, 0, template="acme/triage", check=check
+        )
+        assert isinstance(line, BatchLine)
+        assert line.sticky_key == key
+    assert asked == ["c-7", None]
 
 
 def test_line_without_any_template_is_bad() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from contract.ids import new_job_id
 from contract.types import VersionRef
-from templates.reading import Target
 from templates.rollouts.rollout import Phase, Plan, Rollout
+from templates.target import Target
 
 STABLE = VersionRef(tenant="acme", template="triage", version=1, digest="0" * 64)
 CANARY = replace(STABLE, version=2, digest="1" * 64)

@@ -13,7 +13,12 @@ from tests.support.published import MODEL, make_version
 from worker.rollouts.warmth import Warmth, warmth_of
 
 VERSION = make_version()
-HOLDS = {"version": "acme/triage@1", "digest": VERSION.ref.digest, "cached": True}
+HOLDS = {
+    "version": "acme/triage@1",
+    "digest": VERSION.ref.digest,
+    "cached": True,
+    "parity": "identical",
+}
 
 
 def report(*versions: Any, **changes: Any) -> dict[str, Any]:
@@ -37,7 +42,9 @@ def test_workers_that_serve_the_version_are_counted() -> None:
     """Warm is who holds exactly this digest, now."""
     other = {**HOLDS, "digest": "f" * 64}
     gone = {**HOLDS, "cached": False}
-    assert counts(report(HOLDS), report(other), report(gone), report(other, HOLDS)) == (4, 2)
+    unequal = {**HOLDS, "parity": "differs"}
+    reports = [report(HOLDS), report(other), report(gone), report(unequal), report(other, HOLDS)]
+    assert counts(*reports) == (5, 2)
 
 
 @pytest.mark.parametrize(
