@@ -202,23 +202,19 @@ def _unchanged(file: TemplateFile, there: VersionSummary) -> Step:
 def _with_labels(
     file: TemplateFile, sight: Sight, steps: list[Step], label: str | None
 ) -> list[Step]:
-    """The steps with the labels' moves, refused where a label cannot be moved.
+    """The steps with the labels' moves, played on the template's state by the registry's rules.
 
-    Played on the template's state, by the rules that the registry goes by.
+    Raises what those raise where a label cannot be moved.
     """
     state, placed = sight.state, list(steps)
     for step in steps:
         if step.action != "unchanged":
             state = moves.publish(state).state
     for name, place in _wanted(file, label).items():
-        try:
-            move = moves.set_label(state, name, steps[place].version or 0)
-            if move is not None and sight.damage is not None:
-                raise sight.damage
-        except PrefillqError as error:
-            placed[place] = _refused(file, error)
-        else:
-            state = state if move is None else move.state
+        move = moves.set_label(state, name, steps[place].version or 0)
+        if move is not None and sight.damage is not None:
+            raise sight.damage
+        state = state if move is None else move.state
     if _loses_production(file, steps):
         state = moves.remove_label(state, DEFAULT_LABEL).state
     for name, now in sorted(state.labels.items()):

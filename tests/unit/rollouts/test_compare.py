@@ -146,4 +146,6 @@ def test_what_is_no_pair_is_counted_and_left_out(broken: dict[str, Any]) -> None
 def test_all_pages_are_read_and_no_more_than_are_kept() -> None:
     """In pages; a stream that is longer than it should be has an end."""
     assert len(_read(*[GOOD] * 250).pairs) == 250
-    assert len(_read(*[GOOD] * (MAX_PAIRS + 150)).pairs) == MAX_PAIRS
+    stream: Any = Stream(*[GOOD] * (MAX_PAIRS + 1000))
+    assert len(read_pairs(stream, Settings(), "acme", ROLLOUT).pairs) == MAX_PAIRS
+    assert len(stream.asked) == MAX_PAIRS / 100
