@@ -4,6 +4,7 @@
   `queue` (where to ring)
 - how the version was chosen: `revision` (of the template at submit), `rollout` (its id, if one
   did), `shadow` (number of the version that answers a copy of the job, unseen, if one does)
+- whose trace it belongs to: `traceparent`, if it was submitted within one
 - when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
 - who runs it: `attempt`, `fence`, `worker`, `lease_until`, `claim_token`
 - when it failed and may be tried again: `not_before`, `ended_attempt` (the fence of that attempt)
@@ -50,6 +51,7 @@ def asked(job: Job) -> list[str | bytes | int]:
         pack(job.variables),
         *(["rollout", job.rollout] if job.rollout else []),
         *(["shadow", str(job.shadow)] if job.shadow else []),
+        *(["traceparent", job.traceparent] if job.traceparent else []),
     ]
 
 
@@ -84,6 +86,7 @@ def _job_of(job_id: str, record: Hash) -> Job:
         fence=whole(record, b"fence"),
         rollout=text(record.get(b"rollout", b"")),
         shadow=whole(record, b"shadow") if b"shadow" in record else 0,
+        traceparent=text(record.get(b"traceparent", b"")),
     )
 
 

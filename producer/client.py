@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from contract.errors import InvalidInput, PrefillqError, RedisRefused, RedisUnreachable
 from contract.ids import new_job_id, parse_address, tenant_of
+from contract.job_store import Submitted
 from contract.records import RedisJobStore
 from contract.redis_client import connect
 from contract.settings import Settings
@@ -16,6 +18,7 @@ from producer.enqueue import Enqueue, Parts, Terms, Wish, of_item
 from producer.handle import JobHandle
 from producer.notices import Watcher
 from producer.patience import Patience
+from producer.tracing import sending
 from producer.validate import VariablesChecker
 from templates.registry import Registry
 from templates.rollouts.plain import check_key
@@ -171,11 +174,16 @@ class Producer:
             )
             for place, plain in enumerate(self._plain(inputs))
         ]
+        with sending(terms.address, [wish.job_id for wish in wishes]) as traceparent:
+            submitted = self._enqueue(replace(terms, traceparent=traceparent), wishes)
+        return [self.handle(one.job_id) for one in submitted]
+
+    def _enqueue(self, terms: Terms, wishes: Sequence[Wish]) -> list[Submitted]:
         enqueue = Enqueue(self._parts, self._checker, terms, wishes)
         # Nothing is taken back between two tries: the ids are the jobs' identity, so a record that
         # a lost reply was about is found again.
         try:
-            submitted = self._patience.call(enqueue.run)
+            return self._patience.call(enqueue.run)
         except (RedisUnreachable, RedisRefused) as error:
             left = enqueue.withdraw()
             raise type(error)(
@@ -187,7 +195,6 @@ class Producer:
         except PrefillqError:
             enqueue.withdraw()
             raise
-        return [self.handle(one.job_id) for one in submitted]
 
     def _plain(self, inputs: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         for place, variables in enumerate(inputs):

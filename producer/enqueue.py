@@ -68,6 +68,7 @@ class Terms:
     address: TemplateAddress
     deadline_s: float | None  # None: the version's
     use_cache: bool
+    traceparent: str = ""
 
 
 class Enqueue:
@@ -156,6 +157,7 @@ class Enqueue:
                 use_cache=terms.use_cache,
                 rollout="" if target.rollout is None else target.rollout.id,
                 shadow=target.shadow_of(ref, wish.job_id),
+                traceparent=terms.traceparent,
             ),
             input_digest=self._input_digest(wish),
             idempotency_key=wish.idempotency_key,

@@ -172,6 +172,11 @@ def worker() -> None:
     help="Label the metrics with tenants too; without it none is named or told apart.",
 )
 @option(
+    "--traces",
+    is_flag=True,
+    help="Send OpenTelemetry traces by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT says where to.",
+)
+@option(
     "--audit",
     envvar="PREFILLQ_AUDIT",
     is_flag=True,
@@ -200,6 +205,7 @@ def start(
     metrics_port: int | None,
     metrics_host: str,
     metrics_tenant: bool,
+    traces: bool,
     trust_remote_code: bool,
     audit: bool,
     as_json: bool,
@@ -240,6 +246,7 @@ def start(
             metrics_port=metrics_port,
             metrics_host=metrics_host,
             metrics_tenant=metrics_tenant,
+            traces=traces,
             audit=audit,
             trust_remote_code=trust_remote_code,
         ),

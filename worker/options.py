@@ -34,4 +34,5 @@ class WorkerOptions:
     metrics_port: int | None = None  # 0: any that is free; None: no metrics
     metrics_host: str = "127.0.0.1"
     metrics_tenant: bool = False  # tenants become a label, and their names are told
+    traces: bool = False  # export a span tree per attempt by OTLP, see worker.tracing
     audit: bool = False  # recompute an entry's checksum after every job

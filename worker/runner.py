@@ -100,7 +100,7 @@ class JobRunner:
                 worker=self._worker_id,
             )
             if answer.passing:
-                return self._try_later(result, fence, lease)
+                return self._try_later(claim.job, result, fence, lease)
             commit_started = self._clock()
             committed = self._written(job_id, lease, lambda: self._store.commit(result, fence))
             commit_s = self._clock() - commit_started
@@ -111,12 +111,13 @@ class JobRunner:
         committed = with_commit_time(committed, commit_s)
         log_finished(committed)
         self._watcher.attempt_ended("ended")
+        self._watcher.attempt_answered(claim.job, committed)
         self._watcher.job_finished(committed)
         self._note_commit(job_id, fence, commit_s)
         self._offer_shadow(claim.job, committed)
         return committed
 
-    def _try_later(self, result: Result, fence: int, lease: HeldLease) -> Result | None:
+    def _try_later(self, job: Job, result: Result, fence: int, lease: HeldLease) -> Result | None:
         """Put a job back that may succeed at another attempt; its result when that was the last."""
         delay_s = min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** (result.attempt - 1))
         delay_s *= random.uniform(0.75, 1.25)  # those that failed together need not come back so
@@ -126,6 +127,7 @@ class JobRunner:
         code = result.error.code if result.error else ""
         if code == "device_lost":
             self._device_lost()
+        self._watcher.attempt_answered(job, result)
         if state is JobState.FAILED:
             log.error("job_dead", job_id=result.job_id, attempt=result.attempt, error=code)
             log_finished(result)

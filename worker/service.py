@@ -34,10 +34,11 @@ from worker.ringing import Ring, ring_first
 from worker.rollouts.shadow import ShadowQueue
 from worker.rollouts.work import RolloutWork
 from worker.runner import JobRunner
-from worker.watcher import Watcher
+from worker.watcher import Watcher, Watchers
 
-if TYPE_CHECKING:  # prometheus_client is imported where metrics are wanted
+if TYPE_CHECKING:  # their libraries are imported where they are wanted
     from worker.metrics.exporter import Exporter
+    from worker.tracing import JobTraces
 
 log = get_logger(__name__)
 
@@ -56,7 +57,11 @@ class WorkerService:
         self.worker_id = new_worker_id()
         # First: that its port is taken is said before a model is hashed and loaded.
         self.exporter = _open_exporter(options)
-        self.watcher = self.exporter.jobs if self.exporter else Watcher()
+        self.traces = _open_traces(options, self.worker_id)
+        self.watcher: Watcher = Watchers(
+            *([self.exporter.jobs] if self.exporter else []),
+            *([self.traces] if self.traces else []),
+        )
         self.client = connect(settings)
         self.registry = Registry(self.client, settings)
         self.store = RedisJobStore(self.client, settings)
@@ -183,6 +188,8 @@ class WorkerService:
             log.warning("presence_not_removed", error=str(error))
         if self.exporter:
             self.exporter.close()
+        if self.traces:
+            self.traces.close()
         self.client.close()
 
     def _follow(self, exporter: Exporter) -> Periodic:
@@ -278,3 +285,11 @@ def _open_exporter(options: WorkerOptions) -> Exporter | None:
         model_name=options.model,
         by_tenant=options.metrics_tenant,
     )
+
+
+def _open_traces(options: WorkerOptions, worker_id: str) -> JobTraces | None:
+    if not options.traces:
+        return None
+    from worker.tracing import open_traces
+
+    return open_traces(worker_id)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from contract.job_store import Refusal
-from contract.types import Result
+from contract.types import Job, Result
 
 # How one attempt at a job came to its end in this worker.
 AttemptEnd = Literal[
@@ -28,6 +28,9 @@ class Watcher:
     def attempt_ended(self, end: AttemptEnd) -> None:
         """A claimed job is no longer this worker's."""
 
+    def attempt_answered(self, job: Job, result: Result) -> None:
+        """What an attempt came to, whether or not the job has ended with it."""
+
     def job_finished(self, result: Result) -> None:
         """A job has ended here; its result is written. Once per job."""
 
@@ -36,3 +39,35 @@ class Watcher:
 
     def serving(self, templates: Iterable[tuple[str, str]]) -> None:
         """Tenants and names of all templates that are served from now on; every few seconds."""
+
+
+class Watchers(Watcher):
+    """Several as one, told in turn."""
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers = watchers
+
+    def claim_refused(self, reason: Refusal) -> None:
+        for watcher in self._watchers:
+            watcher.claim_refused(reason)
+
+    def attempt_ended(self, end: AttemptEnd) -> None:
+        for watcher in self._watchers:
+            watcher.attempt_ended(end)
+
+    def attempt_answered(self, job: Job, result: Result) -> None:
+        for watcher in self._watchers:
+            watcher.attempt_answered(job, result)
+
+    def job_finished(self, result: Result) -> None:
+        for watcher in self._watchers:
+            watcher.job_finished(result)
+
+    def rung_again(self) -> None:
+        for watcher in self._watchers:
+            watcher.rung_again()
+
+    def serving(self, templates: Iterable[tuple[str, str]]) -> None:
+        listed = list(templates)
+        for watcher in self._watchers:
+            watcher.serving(listed)
