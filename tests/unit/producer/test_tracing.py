@@ -30,9 +30,11 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 def test_the_record_carries_the_span_of_the_submit(exporter: InMemorySpanExporter) -> None:
     """Inside the caller's own span."""
-    with trace.get_tracer("app").start_as_current_span("request") as request:
-        with sending(ADDRESS, ["acme.1"]) as traceparent:
-            pass
+    with (
+        trace.get_tracer("app").start_as_current_span("request") as request,
+        sending(ADDRESS, ["acme.1"]) as traceparent,
+    ):
+        pass
     [span] = [span for span in exporter.get_finished_spans() if span.name == "send acme/triage"]
     parsed = parse_traceparent(traceparent)
     assert parsed == (span.context.trace_id, span.context.span_id, 1)
