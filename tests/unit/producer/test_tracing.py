@@ -37,7 +37,7 @@ def test_the_record_carries_the_span_of_the_submit(exporter: InMemorySpanExporte
         pass
     [span] = [span for span in exporter.get_finished_spans() if span.name == "send acme/triage"]
     parsed = parse_traceparent(traceparent)
-    assert parsed == (span.context.trace_id, span.context.span_id, 1)
+    assert parsed == (span.context.trace_id, span.context.span_id, span.context.trace_flags)
     assert span.parent is not None
     assert span.parent.span_id == request.get_span_context().span_id
     assert (span.attributes or {})[names.MESSAGE_ID] == "acme.1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,7 +65,6 @@ def test_an_attempt_is_a_tree_in_the_trace_of_its_sender(
         "queue",
         "process acme/notes",
         "chat tiny",
-        "prefill prefix",
         "prefill suffix",
         "decode",
         "commit",
@@ -73,7 +73,7 @@ def test_an_attempt_is_a_tree_in_the_trace_of_its_sender(
     process, chat = spans["process acme/notes"], spans["chat tiny"]
     assert _parent(spans["queue"]) == _parent(process) == SENDER[36:52]
     assert _parent(chat) == _parent(spans["commit"]) == _id(process)
-    for name in ("prefill prefix", "prefill suffix", "decode"):
+    for name in ("prefill suffix", "decode"):
         assert _parent(spans[name]) == _id(chat)
     assert process.kind is SpanKind.CONSUMER
     assert _attributes(process)[names.MESSAGE_ID] == result.job_id
@@ -107,6 +107,21 @@ def test_spans_are_where_the_timings_say(
         assert (span.start_time / 1e9, span.end_time / 1e9) == pytest.approx(
             (start, end), abs=1e-6, rel=0
         ), name
+
+
+def test_a_prefix_that_was_computed_is_a_span_of_its_own(
+    make_stack: Any, traces: JobTraces, exporter: InMemorySpanExporter
+) -> None:
+    """Right after the job was tokenized; a job that found it warm has none."""
+    stack = make_stack()
+    job_id = stack.submit()
+    job = stack.store.get(job_id).job
+    result = stack.runner.run(job_id)
+    seconds = replace(result.timings, tokenize_s=0.25, prefill_s=1.5, total_s=4.0, queue_s=1.0)
+    traces.attempt_answered(job, replace(result, timings=seconds))
+    prefix = _by_name(exporter)["prefill prefix"]
+    assert prefix.start_time == pytest.approx((NOW - 4.0 + 1.0 + 0.25) * 1e9)
+    assert prefix.end_time == pytest.approx((NOW - 4.0 + 1.0 + 0.25 + 1.5) * 1e9)
 
 
 def test_each_attempt_of_a_job_has_its_own_spans(
