@@ -1,7 +1,7 @@
 """How a job record is spelled: the hash at `keys.job(id)`.
 
 - what was asked: `template`, `version`, `digest`, `input` (msgpack), `input_digest`, `use_cache`,
-  `queue` (where to ring)
+  `queue` (where to ring), `stream` (if the answer is to be written piece by piece)
 - how the version was chosen: `revision` (of the template at submit), `rollout` (its id, if one
   did), `shadow` (number of the version that answers a copy of the job, unseen, if one does)
 - when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
@@ -50,6 +50,7 @@ def asked(job: Job) -> list[str | bytes | int]:
         pack(job.variables),
         *(["rollout", job.rollout] if job.rollout else []),
         *(["shadow", str(job.shadow)] if job.shadow else []),
+        *(["stream", "1"] if job.stream else []),
     ]
 
 
@@ -84,6 +85,7 @@ def _job_of(job_id: str, record: Hash) -> Job:
         fence=whole(record, b"fence"),
         rollout=text(record.get(b"rollout", b"")),
         shadow=whole(record, b"shadow") if b"shadow" in record else 0,
+        stream=record.get(b"stream") == b"1",
     )
 
 

@@ -69,6 +69,7 @@ class Job:
     fence: int = 0  # grows with every claim; only the newest may commit
     rollout: str = ""  # id of the rollout that chose the version, if one did
     shadow: int = 0  # number of the version that answers a copy of it, unseen; 0: none does
+    stream: bool = False  # its answer is also written piece by piece, see contract.pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from contract.settings import Settings
 from contract.types import JobError, JobState, Result, VersionRef
 from producer.bell import Ring
 from producer.client import Producer
-from producer.enqueue import Parts
+from producer.desk import Parts
 from producer.handle import JobHandle
 from templates.rollouts.rollout import Rollout
 from templates.target import Target
