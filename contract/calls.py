@@ -1,13 +1,14 @@
 """What is asked of Redis, apart from how: written once, for blocking clients and for asyncio's.
 
 What both kinds of producer do is written as coroutines that await a `Server`. Over redis-py's
-blocking client they never wait for anything, so that `run_now` gives their result like a plain
+blocking client they never wait for anything, so that
+`contract.awaited.run_now` gives their result like a plain
 call; over `contract.async_server.AsyncServer` an event loop runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -19,8 +20,6 @@ from contract.settings import Settings
 T = TypeVar("T")
 
 BATCH = 256  # commands in one pipeline: bounds the memory of both ends
-
-Sleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +110,3 @@ def groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """The items, at most BATCH at a time."""
     for start in range(0, len(items), BATCH):
         yield items[start : start + BATCH]
-
-
-def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing. Raises what it raises."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    coroutine.close()
-    raise RuntimeError("a coroutine over a blocking client has waited")

@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 from redis.client import Pipeline
 
 from contract import keys
-from contract.calls import BlockingServer, Call, command, run_now
+from contract.awaited import run_now
+from contract.calls import BlockingServer, Call, command
 from contract.codec import pack
 from contract.errors import InvalidInput, PrefillqError
 from contract.ids import tenant_of

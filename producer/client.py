@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from contract.calls import run_now
+from contract.awaited import run_now
 from contract.ids import tenant_of
 from contract.records import RedisJobStore
 from contract.redis_client import connect

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from contract.calls import Sleep
+from contract.awaited import Sleep
 from contract.canonical import digest
 from contract.errors import (
     CodecError,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 
-from contract.calls import Sleep
+from contract.awaited import Sleep
 from contract.errors import Conflict, TimedOut
 from contract.job_calls import JobDesk
 from contract.job_store import JobView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from contract.calls import run_now
+from contract.awaited import run_now
 from contract.errors import JobFailed
 from contract.job_store import JobStore, JobView
 from contract.pieces import Piece

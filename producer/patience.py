@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from contract.calls import Sleep, run_now
+from contract.awaited import Sleep, run_now
 from contract.errors import RedisUnreachable
 
 T = TypeVar("T")

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from contract import keys
-from contract.calls import BlockingServer, run_now
+from contract.awaited import run_now
+from contract.calls import BlockingServer
 from contract.errors import CodecError, NotFound
 from contract.ids import TemplateAddress
 from contract.logs import get_logger
