@@ -22,6 +22,7 @@ Kind = Literal["text", "restart", "end"]
 BEGIN = "0-0"  # before the first entry
 MAX_ENTRIES = 4096  # kept in Redis of one job; about that many
 _ENTRY = re.compile(r"[0-9]{1,20}-[0-9]{1,20}", re.ASCII)
+_KINDS: dict[bytes, Kind] = {b"text": "text", b"restart": "restart", b"end": "end"}
 _WHOLE = re.compile(rb"[0-9]{1,15}")
 
 _log = get_logger(__name__)
@@ -167,9 +168,7 @@ def read_entries(found: Any) -> list[Entry]:
 
 
 def _read(fields: Mapping[bytes, bytes]) -> Entry:
-    kind = fields[b"k"].decode("ascii")
-    if kind not in ("text", "restart", "end"):
-        raise ValueError("no kind of entry")
+    kind = _KINDS[fields[b"k"]]
     text = kind == "text"
     return Entry(
         kind=kind,

@@ -1,4 +1,4 @@
-"""`prefillq submit`, `result`, `stream`, `status`, `cancel`, `score`, `batch`, `dead` and `completion`."""
+"""`prefillq submit`, `result`, `status`, `cancel`, `score` and `completion`; all that are here."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from contract.console import Seconds, emit_json, json_option, note, option
+from contract.console import Seconds, emit_json, emit_text, json_option, note, option
 from contract.errors import JobFailed
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def stream(
 def _show(piece: Piece) -> None:
     match piece.kind:
         case "text":
-            click.echo(piece.text, nl=False)
+            emit_text(piece.text, nl=False)
             sys.stdout.flush()
         case "restart":
             click.echo()

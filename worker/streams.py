@@ -1,11 +1,11 @@
 """Writes the answers of running jobs to Redis while they are made, for jobs that asked for it.
 
 The engine's thread does no more than append an id to a list. Another thread looks at all such lists
-a few times a second, turns new ids into text and writes what all jobs have new in one pipeline. So
-nothing is queued beside the ids: while Redis is slow or away the next piece of a job becomes longer,
-and the engine never notices. What is held is at most the answers of the running jobs, and the ends
-of MAX_ENDED others; of more than those the oldest are dropped, and their readers take the rest from
-the result.
+a few times a second, turns new ids into text and writes what all jobs have new in one pipeline.
+Nothing is queued beside the ids: while Redis is slow or away the next piece of a job becomes
+longer, and the engine never notices. What is held is at most the answers of the running jobs, and
+the ends of MAX_ENDED others; of more than those the oldest are dropped, and their readers take the
+rest from the result.
 """
 
 from __future__ import annotations
@@ -173,7 +173,9 @@ class AnswerStreams:
     def flush(self) -> bool:
         """Write what all have new, in one pipeline; False when Redis did not take it."""
         due = [
-            (stream, *found) for stream in self._streams() if (found := stream.due()) is not None
+            (stream, *found)
+            for stream in self._streams()
+            if (found := self._due(stream)) is not None
         ]
         if not due:
             return True
@@ -189,6 +191,15 @@ class AnswerStreams:
         self._note(refused)
         self._close([stream for stream, _, _ in due if stream.ended])
         return refused is None
+
+    def _due(self, stream: AnswerStream) -> tuple[PieceWrite, _Turn] | None:
+        try:
+            return stream.due()
+        except Exception:
+            # A decoder that fails on one job's ids: the others go on, and the result has it all.
+            log.exception("answer_stream_crashed", job_id=stream.job.id)
+            self._close([stream])
+            return None
 
     def _streams(self) -> list[AnswerStream]:
         with self._lock:
@@ -218,11 +229,6 @@ class AnswerStreams:
     def _loop(self) -> None:
         while not self._stop.is_set():
             self._some.wait()
-            try:
-                pause_s = INTERVAL_S if self.flush() else RETRY_S
-            except Exception:
-                log.exception("answer_streams_crashed")
-                pause_s = RETRY_S
-            self._stop.wait(pause_s)
+            self._stop.wait(INTERVAL_S if self.flush() else RETRY_S)
         if not self._fails:
             self.flush()
