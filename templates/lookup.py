@@ -99,22 +99,8 @@ class VersionLookup:
             command("SMEMBERS", keys.templates(tenant)),
             command("HLEN", keys.versions(tenant, name)),
         )
-        if latest == 0:
-            known = read_names(names)
-            near = get_close_matches(name, known, n=3) or known[:10]
-            there = ", ".join(f"{tenant}/{n}" for n in near) or f"no templates of {tenant}"
-            return NotFound(
-                "no such template",
-                given=address,
-                expected=there,
-                remedy="See 'prefillq templates list'.",
-            )
-        return NotFound(
-            "no such version or label",
-            given=address,
-            expected=f"versions 1 to {latest}, labels: {await self._labels_text(tenant, name)}",
-            remedy=f"See 'prefillq templates show {tenant}/{name}'.",
-        )
+        labels = "" if latest == 0 else await self._labels_text(tenant, name)
+        return nothing_at(address, read_names(names), latest, labels)
 
     async def _numbered(
         self, address: TemplateAddress, numbers: Sequence[int], *, with_retired: bool = False
@@ -134,13 +120,7 @@ class VersionLookup:
             if digest is None:
                 raise await self.not_found(address)
             if retired is not None and not with_retired:
-                raise NotFound(
-                    f"{tenant}/{name}@{number} is retired and takes no new jobs",
-                    given=address,
-                    expected="a label or another version; labels: "
-                    f"{await self._labels_text(tenant, name)}",
-                    remedy="'prefillq templates retire --undo' brings it back.",
-                )
+                raise retired_at(address, number, await self._labels_text(tenant, name))
             refs.append(
                 VersionRef(tenant=tenant, template=name, version=number, digest=text(digest))
             )
@@ -148,8 +128,45 @@ class VersionLookup:
 
     async def _labels_text(self, tenant: str, name: str) -> str:
         [found] = await ask(self._server, command("HGETALL", keys.labels(tenant, name)))
-        labels = readable_labels(tenant, name, found)
-        return ", ".join(f"{label} ({n})" for label, n in labels.items()) or "none"
+        return labels_text(readable_labels(tenant, name, found))
+
+
+def labels_text(labels: Mapping[str, int]) -> str:
+    """Labels for a message."""
+    return ", ".join(f"{label} ({n})" for label, n in labels.items()) or "none"
+
+
+def nothing_at(
+    address: TemplateAddress, names: Sequence[str], latest: int, labels: str
+) -> NotFound:
+    """The error for an address of nothing, where the tenant has templates of these names, and the
+    template versions up to `latest` (0: it is not there).
+    """
+    tenant, name = address.tenant, address.name
+    if latest == 0:
+        near = get_close_matches(name, names, n=3) or names[:10]
+        return NotFound(
+            "no such template",
+            given=address,
+            expected=", ".join(f"{tenant}/{n}" for n in near) or f"no templates of {tenant}",
+            remedy="See 'prefillq templates list'.",
+        )
+    return NotFound(
+        "no such version or label",
+        given=address,
+        expected=f"versions 1 to {latest}, labels: {labels}",
+        remedy=f"See 'prefillq templates show {tenant}/{name}'.",
+    )
+
+
+def retired_at(address: TemplateAddress, number: int, labels: str) -> NotFound:
+    """The error for a version that is retired."""
+    return NotFound(
+        f"{address.tenant}/{address.name}@{number} is retired and takes no new jobs",
+        given=address,
+        expected=f"a label or another version; labels: {labels}",
+        remedy="'prefillq templates retire --undo' brings it back.",
+    )
 
 
 def readable_labels(tenant: str, name: str, found: Mapping[bytes, bytes]) -> dict[str, int]:
