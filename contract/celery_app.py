@@ -106,10 +106,7 @@ def ring(app: Celery, queue: str, job_id: str, *, producer: Producer | None = No
     Raises kombu's OperationalError when the broker does not answer, and InvalidInput for another
     tenant's queue: a job's record names its queue, and whoever submits can write the record.
     """
-    if keys.tenant_of_queue(queue) != job_id.partition(".")[0]:
-        raise InvalidInput(
-            "a job is rung for in queues of its own tenant", given=f"{job_id}, {queue[:80]}"
-        )
+    check_own_queue(job_id, queue)
     app.send_task(
         TASK_NAME,
         args=(job_id,),
@@ -117,3 +114,11 @@ def ring(app: Celery, queue: str, job_id: str, *, producer: Producer | None = No
         ignore_result=True,
         producer=producer,
     )
+
+
+def check_own_queue(job_id: str, queue: str) -> None:
+    """Raise InvalidInput for another tenant's queue than the job's."""
+    if keys.tenant_of_queue(queue) != job_id.partition(".")[0]:
+        raise InvalidInput(
+            "a job is rung for in queues of its own tenant", given=f"{job_id}, {queue[:80]}"
+        )

@@ -84,9 +84,9 @@ def note(text: str) -> None:
     click.echo(_harmless(text), err=True)
 
 
-def emit_text(text: str) -> None:
+def emit_text(text: str, *, nl: bool = True) -> None:
     """Text that others made, on stdout: as it is, but on a terminal without codes that steer it."""
-    click.echo(_harmless(text) if sys.stdout.isatty() else text)
+    click.echo(_harmless(text) if sys.stdout.isatty() else text, nl=nl)
 
 
 def _harmless(text: str) -> str:

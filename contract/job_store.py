@@ -20,6 +20,7 @@ from contract.errors import (
     TemplateMoved,
 )
 from contract.ids import check_name
+from contract.pieces import Entry
 from contract.types import Job, JobError, JobState, Result, Timings
 
 Refusal = Literal[
@@ -115,6 +116,15 @@ class TenantLimits:
     rate_per_s: float | None = None  # submits; a second's worth of them may come at once
     max_queued: int | None = None
     max_running: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceWrite:
+    """New entries of a job's stream, which is forgotten `keep_s` seconds after this."""
+
+    job_id: str
+    entries: tuple[Entry, ...]
+    keep_s: float
 
 
 class NoticeStream(Protocol):
@@ -283,6 +293,18 @@ class JobStore(Protocol):
 
     def notices(self) -> NoticeStream:
         """A new stream; nothing arrives before the first `follow`."""
+        ...
+
+    def write_pieces(self, writes: Sequence[PieceWrite]) -> list[PrefillqError | None]:
+        """Add to the streams of several jobs in one round trip; refusals stand in their place."""
+        ...
+
+    def pieces(self, job_id: str, after: str, *, limit: int) -> list[Entry]:
+        """The next entries of a job's stream; none when there is no stream (any more)."""
+        ...
+
+    def piece(self, job_id: str, entry: str) -> Entry | None:
+        """One entry, if it is still there."""
         ...
 
 

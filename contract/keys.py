@@ -24,6 +24,14 @@ def job(job_id: str) -> str:
     return f"pq:{tenant}:job:{rest}"
 
 
+def pieces(job_id: str) -> str:
+    """Stream with an expiry: a job's answer as it is written (`contract.pieces`), if it was asked
+    for.
+    """
+    tenant, _, rest = job_id.partition(".")
+    return f"pq:{tenant}:pieces:{rest}"
+
+
 def idempotency(tenant: str, key: str) -> str:
     """String: the id of the job first submitted under this idempotency key."""
     return f"pq:{tenant}:idem:{hashlib.sha256(key.encode('utf-8')).hexdigest()}"

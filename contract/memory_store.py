@@ -26,6 +26,7 @@ from contract.job_store import (
     JobView,
     Notice,
     NoticeStream,
+    PieceWrite,
     Refusal,
     Refused,
     Renewal,
@@ -52,6 +53,7 @@ from contract.job_store import (
     too_many_scores,
     with_commit_time,
 )
+from contract.pieces import Entry
 from contract.settings import Settings
 from contract.types import Job, JobState, Result
 
@@ -78,6 +80,7 @@ class _Record:
     commit_s: float = 0.0
     finished_at: float | None = None
     scores: dict[str, float] = field(default_factory=dict)
+    pieces: list[Entry] = field(default_factory=list)
 
 
 class MemoryJobStore:
@@ -490,6 +493,28 @@ class MemoryJobStore:
         with self._lock:
             self._streams = [s for s in self._streams if not s.closed] + [stream]
         return stream
+
+    def write_pieces(self, writes: Sequence[PieceWrite]) -> list[PrefillqError | None]:
+        with self._lock:
+            for write in writes:
+                # Without a record they would only wait for their expiry.
+                if (record := self._live(write.job_id)) is not None:
+                    for entry in write.entries:
+                        number = len(record.pieces) + 1
+                        record.pieces.append(replace(entry, id=f"{number}-0"))
+        return [None] * len(writes)
+
+    def pieces(self, job_id: str, after: str, *, limit: int) -> list[Entry]:
+        with self._lock:
+            record = self._live(job_id)
+            start = int(after.partition("-")[0])
+            return [] if record is None else record.pieces[start : start + limit]
+
+    def piece(self, job_id: str, entry: str) -> Entry | None:
+        with self._lock:
+            record = self._live(job_id)
+            found = [] if record is None else [it for it in record.pieces if it.id == entry]
+        return found[0] if found else None
 
     def _of(self, tenant: str, state: JobState) -> list[_Record]:
         return [

@@ -1,7 +1,7 @@
 """How a job record is spelled: the hash at `keys.job(id)`.
 
 - what was asked: `template`, `version`, `digest`, `input` (msgpack), `input_digest`, `use_cache`,
-  `queue` (where to ring)
+  `queue` (where to ring), `stream` (if the answer is to be written piece by piece)
 - how the version was chosen: `revision` (of the template at submit), `rollout` (its id, if one
   did), `shadow` (number of the version that answers a copy of the job, unseen, if one does)
 - whose trace it belongs to: `traceparent`, if it was submitted within one
@@ -52,6 +52,7 @@ def asked(job: Job) -> list[str | bytes | int]:
         *(["rollout", job.rollout] if job.rollout else []),
         *(["shadow", str(job.shadow)] if job.shadow else []),
         *(["traceparent", job.traceparent] if job.traceparent else []),
+        *(["stream", "1"] if job.stream else []),
     ]
 
 
@@ -87,6 +88,7 @@ def _job_of(job_id: str, record: Hash) -> Job:
         rollout=text(record.get(b"rollout", b"")),
         shadow=whole(record, b"shadow") if b"shadow" in record else 0,
         traceparent=text(record.get(b"traceparent", b"")),
+        stream=record.get(b"stream") == b"1",
     )
 
 

@@ -8,7 +8,7 @@ its end, so that whatever happens to producers and workers, Redis forgets it. It
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, TypeVar, cast
@@ -16,13 +16,13 @@ from typing import Any, TypeVar, cast
 from redis.client import Pipeline
 
 from contract import keys
+from contract.awaited import run_now
+from contract.calls import BlockingServer, Call, command
 from contract.codec import pack
-from contract.described import describe
 from contract.errors import InvalidInput, PrefillqError
-from contract.ids import new_job_id, tenant_of
+from contract.ids import tenant_of
+from contract.job_calls import JobCalls, job_script, outlives_ms, read_notice, unexpected
 from contract.job_store import (
-    COMMIT_GRACE_S,
-    MAX_SCORES,
     Claimed,
     Doorbell,
     Held,
@@ -30,6 +30,7 @@ from contract.job_store import (
     JobView,
     Notice,
     NoticeStream,
+    PieceWrite,
     Refusal,
     Refused,
     Renewal,
@@ -37,25 +38,16 @@ from contract.job_store import (
     Submission,
     Submitted,
     TenantLimits,
-    already_ended,
     check_ended,
     check_limits,
-    check_score,
-    check_submission,
     fit_result,
-    key_taken,
     no_such_job,
     not_dead,
-    not_succeeded,
     outcome_of,
-    over_queued,
-    over_rate,
-    queue_full,
-    template_moved,
-    too_many_scores,
 )
+from contract.pieces import MAX_ENTRIES, Entry
 from contract.pinned import count_pinned
-from contract.record_hash import asked, job_of, pairs, state_of, view_of
+from contract.record_hash import job_of, pairs, state_of, view_of
 from contract.redis_client import Client, errors_explained, text
 from contract.scripts import ScriptLibrary, Scripts
 from contract.settings import Settings
@@ -101,7 +93,6 @@ _FLAGS = {
     "state": "allow-oom",
     "stop_reason": "no-writes",
 }
-_BATCH = 256  # commands in one pipeline: bounds the memory of both ends
 
 
 @cache
@@ -125,6 +116,8 @@ class RedisJobStore:
         self._client = client
         self._settings = settings
         self._scripts = Scripts(client, settings, job_library())
+        self._server = BlockingServer(client, settings, self._scripts)
+        self._calls = JobCalls(self._server, settings)
 
     def submit(
         self,
@@ -150,73 +143,13 @@ class RedisJobStore:
         return outcome
 
     def submit_many(self, submissions: Sequence[Submission]) -> list[Submitted | PrefillqError]:
-        outcomes: list[Submitted | PrefillqError] = []
-        for submission in submissions:
-            check_submission(submission)
-        for group in _groups(submissions):
-            with errors_explained(self._settings):
-                pipe = self._client.pipeline(transaction=False)
-                for submission in group:
-                    self._send_submit(submission, pipe)
-                replies = pipe.execute(raise_on_error=False)
-            outcomes += [
-                self._explained(reply)
-                if isinstance(reply, Exception)
-                else _submitted(submission, reply)
-                for submission, reply in zip(group, replies, strict=True)
-            ]
-        return outcomes
-
-    def _send_submit(self, submission: Submission, pipe: Pipeline) -> None:
-        job, key = submission.job, submission.idempotency_key
-        tenant, template = job.ref.tenant, job.ref.template
-        deadline_s = submission.deadline_s or self._settings.default_deadline_s
-        self._run(
-            "submit",
-            job.id,
-            deadline_s,
-            self._outlives_ms,
-            "" if submission.max_queue is None else submission.max_queue,
-            submission.input_digest,
-            self._settings.lease_s,
-            "" if submission.revision is None else submission.revision,
-            job.ref.version,
-            *asked(job),
-            more_keys=[
-                keys.waiting(tenant, template),
-                keys.rate(tenant),
-                *([] if key is None else [keys.idempotency(tenant, key)]),
-            ],
-            pipe=pipe,
-        )
+        return run_now(self._calls.submit_many(submissions))
 
     def find(self, tenant: str, key: str, input_digest: str) -> Submitted | None:
-        with errors_explained(self._settings):
-            reply = self._run(
-                "find",
-                new_job_id(tenant),  # of no job: beside its record are those of all others
-                input_digest,
-                more_keys=[keys.idempotency(tenant, key)],
-            )
-        match [text(part) for part in reply]:
-            case ["none"]:
-                return None
-            case ["conflict", job_id, _]:
-                raise key_taken(job_id)
-            case ["existing", job_id, state, queue]:
-                return Submitted(
-                    job_id=job_id, created=False, state=state_of(job_id, state), queue=queue
-                )
-        raise _unexpected("find", reply)
+        return run_now(self._calls.find(tenant, key, input_digest))
 
     def withdraw(self, job_id: str, *, idempotency_key: str | None = None) -> bool:
-        more_keys = (
-            []
-            if idempotency_key is None
-            else [keys.idempotency(tenant_of(job_id), idempotency_key)]
-        )
-        with errors_explained(self._settings):
-            return bool(self._run("withdraw", job_id, more_keys=more_keys))
+        return run_now(self._calls.withdraw(job_id, idempotency_key=idempotency_key))
 
     def claim(self, job_id: str, worker_id: str, lease_s: float) -> Claimed | Refused:
         tenant = tenant_of(job_id)
@@ -238,7 +171,7 @@ class RedisJobStore:
                 return Refused(reason="not_found", state=None)
             case [reason, state]:
                 return Refused(reason=cast(Refusal, text(reason)), state=state_of(job_id, state))
-        raise _unexpected("claim", reply)
+        raise unexpected("claim", reply)
 
     def renew(self, job_id: str, fence: int, lease_s: float) -> Renewal:
         with errors_explained(self._settings):
@@ -393,7 +326,7 @@ class RedisJobStore:
 
     def revive(self, job_id: str, *, deadline_s: float | None = None) -> str:
         deadline_s = deadline_s or self._settings.default_deadline_s
-        return self._of_dead("revive", job_id, deadline_s, self._outlives_ms)
+        return self._of_dead("revive", job_id, deadline_s, outlives_ms(self._settings))
 
     def drop(self, job_id: str) -> None:
         self._of_dead("drop", job_id)
@@ -410,7 +343,7 @@ class RedisJobStore:
                 raise not_dead(job_id, JobState(state))
             case ["not_found"]:
                 raise no_such_job(job_id)
-        raise _unexpected(script, reply)
+        raise unexpected(script, reply)
 
     def pinned(self, tenant: str, template: str) -> dict[int, int]:
         with errors_explained(self._settings):
@@ -421,54 +354,40 @@ class RedisJobStore:
             return bool(self._run("release", job_id, fence))
 
     def cancel(self, job_id: str) -> JobState:
-        with errors_explained(self._settings):
-            reply = [text(part) for part in self._run("cancel", job_id)]
-        match reply:
-            case ["cancelled", state]:
-                return state_of(job_id, state)
-            case ["ended", state]:
-                raise already_ended(job_id, state_of(job_id, state))
-            case ["not_found"]:
-                raise no_such_job(job_id)
-        raise _unexpected("cancel", reply)
+        return run_now(self._calls.cancel(job_id))
 
     def get(self, job_id: str) -> JobView:
-        with errors_explained(self._settings):
-            pipe = self._client.pipeline(transaction=False)
-            self._run("state", job_id, pipe=pipe)
-            pipe.hgetall(keys.job(job_id))
-            _, record = pipe.execute()
-        if not record:
-            raise no_such_job(job_id)
-        return view_of(job_id, record)
+        return run_now(self._calls.get(job_id))
 
     def score(self, job_id: str, name: str, value: float) -> None:
-        value = check_score(name, value)
-        with errors_explained(self._settings):
-            reply = [text(part) for part in self._run("score", job_id, name, value, MAX_SCORES)]
-        match reply:
-            case ["scored"]:
-                return
-            case ["full"]:
-                raise too_many_scores(job_id)
-            case ["not_succeeded", state]:
-                raise not_succeeded(job_id, state_of(job_id, state))
-            case ["not_found"]:
-                raise no_such_job(job_id)
-        raise _unexpected("score", reply)
+        run_now(self._calls.score(job_id, name, value))
 
     def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
-        replies: list[Any] = []
-        with errors_explained(self._settings):
-            for group in _groups(job_ids):
-                pipe = self._client.pipeline(transaction=False)
-                for job_id in group:
-                    self._run("state", job_id, pipe=pipe)
-                replies += pipe.execute()
-        return [
-            None if reply is None else state_of(job_id, reply)
-            for job_id, reply in zip(job_ids, replies, strict=True)
-        ]
+        return run_now(self._calls.states(job_ids))
+
+    def pieces(self, job_id: str, after: str, *, limit: int) -> list[Entry]:
+        return run_now(self._calls.pieces(job_id, after, limit=limit))
+
+    def piece(self, job_id: str, entry: str) -> Entry | None:
+        return run_now(self._calls.piece(job_id, entry))
+
+    def write_pieces(self, writes: Sequence[PieceWrite]) -> list[PrefillqError | None]:
+        calls: list[Call] = []
+        owners: list[int] = []
+        for place, write in enumerate(writes):
+            key = keys.pieces(write.job_id)
+            more: list[Call] = [
+                command("XADD", key, "MAXLEN", "~", MAX_ENTRIES, "*", *entry.fields())
+                for entry in write.entries
+            ]
+            more.append(command("PEXPIRE", key, round(write.keep_s * 1000)))
+            calls += more
+            owners += [place] * len(more)
+        outcomes: list[PrefillqError | None] = [None] * len(writes)
+        for place, reply in zip(owners, run_now(self._server.ask_each(calls)), strict=True):
+            if isinstance(reply, PrefillqError):
+                outcomes[place] = outcomes[place] or reply
+        return outcomes
 
     def set_limits(self, tenant: str, limits: TenantLimits) -> None:
         check_limits(limits)
@@ -500,11 +419,6 @@ class RedisJobStore:
         return RedisNotices(self._client, self._settings)
 
     @property
-    def _outlives_ms(self) -> int:
-        """How long a record outlives its deadline."""
-        return round((self._settings.result_ttl_s + COMMIT_GRACE_S) * 1000)
-
-    @property
     def _dead_ms(self) -> int:
         return round(self._settings.dead_ttl_s * 1000)
 
@@ -521,32 +435,13 @@ class RedisJobStore:
         more_keys: Sequence[str] = (),
         pipe: Pipeline | None = None,
     ) -> Any:
-        tenant = tenant_of(job_id)
-        keep_ms = round(self._settings.result_ttl_s * 1000)
-        return self._scripts.run(
-            script,
-            keys=[keys.job(job_id), keys.queued(tenant), keys.running(tenant), *more_keys],
-            args=[job_id, keep_ms, keys.notices(tenant), *args],
-            pipe=pipe,
-        )
+        run = job_script(self._settings, script, job_id, *args, more_keys=more_keys)
+        return self._scripts.run(script, keys=run.keys, args=run.args, pipe=pipe)
 
     def _run_many(self, script: str, held: Sequence[Held], *args: float) -> list[Any]:
         """The script's reply for each claim; what Redis refused is explained in its place."""
-        replies: list[Any] = []
-        for group in _groups(held):
-            with errors_explained(self._settings):
-                pipe = self._client.pipeline(transaction=False)
-                for job_id, fence in group:
-                    self._run(script, job_id, fence, *args, pipe=pipe)
-                replies += pipe.execute(raise_on_error=False)
-        return [self._explained(r) if isinstance(r, Exception) else r for r in replies]
-
-    def _explained(self, error: Exception) -> PrefillqError:
-        try:
-            with errors_explained(self._settings):
-                raise error
-        except PrefillqError as explained:
-            return explained
+        calls = [job_script(self._settings, script, id_, fence, *args) for id_, fence in held]
+        return run_now(self._server.ask_each(calls))
 
 
 class RedisNotices:
@@ -566,20 +461,10 @@ class RedisNotices:
     def next(self, timeout: float) -> Notice | None:
         with errors_explained(self._settings):
             message = self._pubsub.get_message(timeout=timeout)
-        if message is None:
-            return None
-        tenant = self._tenants[text(message["channel"])]
-        if message["type"] == "subscribe":
-            return Notice(tenant=tenant, job_id=None)
-        return Notice(tenant=tenant, job_id=text(message["data"]))
+        return read_notice(message, self._tenants)
 
     def close(self) -> None:
         self._pubsub.close()
-
-
-def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), _BATCH):
-        yield items[start : start + _BATCH]
 
 
 def _job_id(entry: bytes, tenant: str) -> str | None:
@@ -597,29 +482,3 @@ def _queue(field: object, tenant: str) -> str | None:
         return None
     queue = field.decode("utf-8", errors="replace")
     return queue if keys.tenant_of_queue(queue) == tenant else None
-
-
-def _submitted(submission: Submission, reply: Any) -> Submitted | PrefillqError:
-    match [text(part) for part in reply]:
-        case ["moved"]:
-            return template_moved(submission.job)
-        case ["full"]:
-            return queue_full(submission.job, submission.max_queue or 0)
-        case ["over_queued", limit]:
-            return over_queued(submission.job.ref.tenant, int(limit))
-        case ["over_rate", seconds]:
-            return over_rate(submission.job.ref.tenant, float(seconds))
-        case ["conflict", job_id, _]:
-            return key_taken(job_id)
-        case [outcome, job_id, state, queue]:
-            return Submitted(
-                job_id=job_id,
-                created=outcome == "created",
-                state=state_of(job_id, state),
-                queue=queue,
-            )
-    return _unexpected("submit", reply)
-
-
-def _unexpected(script: str, reply: object) -> PrefillqError:
-    return PrefillqError(f"the script {script} of another version answered", given=describe(reply))

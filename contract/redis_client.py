@@ -10,9 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import (
+    Sentinel as AsyncSentinel,
+    SentinelConnectionPool as AsyncSentinelPool,
+)
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
@@ -33,29 +39,49 @@ from contract.settings import Settings
 from contract.tls import tls_failure, tls_options
 
 Client = redis.Redis
+AsyncClient = redis.asyncio.Redis
 
 SENTINEL_TIMEOUT_S = 0.5
 
 
 def connect(settings: Settings, *, timeout_s: float | None = None) -> Client:
     """A client for `settings.redis_url`; nothing is sent before the first command."""
+    options = _options(settings, timeout_s, Retry)
+    if settings.redis_url.startswith(SENTINEL):
+        client: Client = _connect_by_sentinel(
+            settings.redis_url, options, Sentinel, _MasterClient, Retry
+        )
+        return client
+    return redis.Redis.from_url(settings.redis_url, **options)
+
+
+def connect_async(settings: Settings, *, timeout_s: float | None = None) -> AsyncClient:
+    """As `connect`, for the event loop that sends the first command."""
+    options = _options(settings, timeout_s, AsyncRetry)
+    if settings.redis_url.startswith(SENTINEL):
+        client: AsyncClient = _connect_by_sentinel(
+            settings.redis_url, options, AsyncSentinel, _AsyncMasterClient, AsyncRetry
+        )
+        return client
+    return redis.asyncio.Redis.from_url(settings.redis_url, **options)
+
+
+def _options(settings: Settings, timeout_s: float | None, retry: Any) -> dict[str, Any]:
     seconds = settings.redis_timeout_s if timeout_s is None else timeout_s
     over_tcp = not settings.redis_url.startswith("unix")
-    options: dict[str, Any] = {
+    return {
         "socket_timeout": seconds,
         **({"socket_connect_timeout": seconds, "socket_keepalive": True} if over_tcp else {}),
-        "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        "retry": retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         "health_check_interval": 30,
         "client_name": "prefillq",
         **tls_options(settings),
     }
-    if settings.redis_url.startswith(SENTINEL):
-        return _connect_by_sentinel(settings.redis_url, options)
-    return redis.Redis.from_url(settings.redis_url, **options)
 
 
-def sentinel_options(url: str, *, timeout_s: float) -> dict[str, Any]:
-    """How to connect to the sentinels themselves, for redis-py and for kombu.
+def sentinel_options(url: str, *, timeout_s: float, retry: Any = Retry) -> dict[str, Any]:
+    """How to connect to the sentinels themselves, for redis-py (`retry`: the class of that name
+    that the client is of) and for kombu.
 
     They are asked one after the other, so none may take long; and the next one is the retry.
     """
@@ -64,7 +90,7 @@ def sentinel_options(url: str, *, timeout_s: float) -> dict[str, Any]:
     return {
         "socket_timeout": seconds,
         "socket_connect_timeout": seconds,
-        "retry": Retry(NoBackoff(), 0),
+        "retry": retry(NoBackoff(), 0),
         "username": address.sentinel_username,
         "password": address.sentinel_password,
     }
@@ -80,21 +106,33 @@ class _MasterClient(redis.Redis):
             pool.sentinel_manager.close()
 
 
-def _connect_by_sentinel(url: str, options: dict[str, Any]) -> Client:
+class _AsyncMasterClient(redis.asyncio.Redis):
+    """The same, in an event loop."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        pool = self.connection_pool
+        if isinstance(pool, AsyncSentinelPool):
+            for sentinel in pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
+
+
+def _connect_by_sentinel(
+    url: str, options: dict[str, Any], sentinel: Any, client: Any, retry: Any
+) -> Any:
+    # redis-py gives its sentinels no types.
     address = parse_sentinel_url(url)
-    sentinels: Any = cast(Any, Sentinel)(  # redis-py gives it no types
+    return sentinel(
         address.sentinels,
-        sentinel_kwargs=sentinel_options(url, timeout_s=options["socket_timeout"]),
-    )
-    client: Client = sentinels.master_for(
+        sentinel_kwargs=sentinel_options(url, timeout_s=options["socket_timeout"], retry=retry),
+    ).master_for(
         address.master,
-        redis_class=_MasterClient,
+        redis_class=client,
         db=address.db,
         username=address.username,
         password=address.password,
         **options,
     )
-    return client
 
 
 @contextmanager

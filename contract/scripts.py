@@ -18,7 +18,7 @@ from typing import Any
 
 from redis.client import Pipeline
 
-from contract.redis_client import Client
+from contract.redis_client import AsyncClient, Client
 from contract.settings import Settings
 from contract.users import user_of
 
@@ -63,11 +63,13 @@ class ScriptLibrary:
 class Scripts:
     """Calls the scripts of a library in the way that the client's user may."""
 
-    def __init__(self, client: Client, settings: Settings, library: ScriptLibrary) -> None:
-        self._client = client
+    def __init__(
+        self, client: Client | AsyncClient, settings: Settings, library: ScriptLibrary
+    ) -> None:
+        self._client: Any = client
         self._library: str | None = None
         if user_of(settings.redis_url) is None:
-            self._scripts = {
+            self._scripts: dict[str, Any] = {
                 name: client.register_script(source) for name, source in library.sources.items()
             }
         else:
@@ -82,7 +84,17 @@ class Scripts:
         pipe: Pipeline | None = None,
     ) -> Any:
         """The script's reply; with `pipe` the call is only added to it."""
+        if pipe is not None:
+            return self.add(script, keys=keys, args=args, pipe=pipe)
         if self._library is None:
-            return self._scripts[script](keys=keys, args=args, client=pipe)
-        target: Any = self._client if pipe is None else pipe
-        return target.fcall(f"{self._library}_{script}", len(keys), *keys, *args)
+            return self._scripts[script](keys=keys, args=args)
+        return self._client.fcall(f"{self._library}_{script}", len(keys), *keys, *args)
+
+    def add(self, script: str, *, keys: Sequence[str], args: Sequence[Argument], pipe: Any) -> None:
+        """Add the call to a pipeline, which may be asyncio's."""
+        if self._library is None:
+            source = self._scripts[script]
+            pipe.scripts.add(source)  # the pipeline sends first what Redis lacks
+            pipe.evalsha(source.sha, len(keys), *keys, *args)
+        else:
+            pipe.fcall(f"{self._library}_{script}", len(keys), *keys, *args)

@@ -70,6 +70,7 @@ class Job:
     rollout: str = ""  # id of the rollout that chose the version, if one did
     shadow: int = 0  # number of the version that answers a copy of it, unseen; 0: none does
     traceparent: str = ""  # of the submit's span, see contract.tracing; "" without one
+    stream: bool = False  # its answer is also written piece by piece, see contract.pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@
         handle = producer.submit("acme/support-triage", {"ticket": "Card declined twice."})
         print(handle.result(timeout=60).text)
 
+In an event loop `AsyncProducer` does the same with `await`.
+
 Names are loaded on first use: importing this package imports nothing but itself.
 """
 
@@ -26,12 +28,16 @@ if TYPE_CHECKING:
         TimedOut,
     )
     from contract.job_store import JobView
+    from contract.pieces import Piece
     from contract.settings import Settings
     from contract.types import JobState, Result
+    from producer.async_client import AsyncJobHandle, AsyncProducer
     from producer.client import Producer
     from producer.handle import JobHandle
 
 __all__ = [
+    "AsyncJobHandle",
+    "AsyncProducer",
     "Conflict",
     "InvalidInput",
     "JobFailed",
@@ -39,6 +45,7 @@ __all__ = [
     "JobState",
     "JobView",
     "NotFound",
+    "Piece",
     "PrefillqError",
     "Producer",
     "RedisRefused",
@@ -49,9 +56,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncJobHandle": "producer.async_client",
+    "AsyncProducer": "producer.async_client",
     "JobHandle": "producer.handle",
     "JobState": "contract.types",
     "JobView": "contract.job_store",
+    "Piece": "contract.pieces",
     "Producer": "producer.client",
     "Result": "contract.types",
     "Settings": "contract.settings",

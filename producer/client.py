@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from contract.errors import InvalidInput, PrefillqError, RedisRefused, RedisUnreachable
-from contract.ids import new_job_id, parse_address, tenant_of
-from contract.job_store import Submitted
+from contract.awaited import run_now
+from contract.ids import tenant_of
 from contract.records import RedisJobStore
 from contract.redis_client import connect
 from contract.settings import Settings
 from producer.bell import CeleryBell
-from producer.enqueue import Enqueue, Parts, Terms, Wish, of_item
+from producer.desk import Parts, desk_of
+from producer.enqueue import Enqueue, Terms, submit, terms_of, wishes_of
 from producer.handle import JobHandle
 from producer.notices import Watcher
-from producer.patience import Patience
-from producer.tracing import sending
+from producer.patience import Patience, blocking_sleep
 from producer.validate import VariablesChecker
 from templates.registry import Registry
-from templates.rollouts.plain import check_key
 
 # How long the clean-up after a failed submit may wait for Redis.
-_UNDO_TIMEOUT_S = 1.0
+UNDO_TIMEOUT_S = 1.0
+
+
+def settings_for(settings: Settings | None, redis_url: str | None) -> Settings:
+    """The settings of a producer that was given these."""
+    if settings is None:
+        return Settings.load(redis_url=redis_url)
+    if redis_url is None:
+        return settings
+    return Settings.load(**{**settings.model_dump(), "redis_url": redis_url})
 
 
 class Producer:
@@ -44,13 +50,10 @@ class Producer:
         patience_s: float = 0.0,
         parts: Parts | None = None,
     ) -> None:
-        if settings is None:
-            settings = Settings.load(redis_url=redis_url)
-        elif redis_url is not None:
-            settings = Settings.load(**{**settings.model_dump(), "redis_url": redis_url})
+        settings = settings_for(settings, redis_url)
         self._client = connect(settings)
         self._undo_client = connect(
-            settings, timeout_s=min(_UNDO_TIMEOUT_S, settings.redis_timeout_s)
+            settings, timeout_s=min(UNDO_TIMEOUT_S, settings.redis_timeout_s)
         )
         self._parts = parts or Parts(
             store=RedisJobStore(self._client, settings),
@@ -58,6 +61,7 @@ class Producer:
             versions=Registry(self._client, settings),
             bell=CeleryBell(settings),
         )
+        self._desk = desk_of(self._parts)
         self._patience = Patience(patience_s)
         self._watcher = Watcher(self._parts.store, patience=self._patience)
         self._checker = VariablesChecker(settings.max_variables_bytes)
@@ -71,13 +75,15 @@ class Producer:
         sticky_key: str | None = None,
         deadline_s: float | None = None,
         use_cache: bool = True,
+        stream: bool = False,
     ) -> JobHandle:
         """Enqueue one job of `tenant/name`, `tenant/name@3` or `tenant/name@label`.
 
         The version is chosen now and stays. While a rollout is about the label, `sticky_key`
         decides: jobs with one key have one version until the next step. `deadline_s` counts from
         now and goes before the template's. Under the same idempotency key the same input gives the
-        same job again, whatever has become of the label or version.
+        same job again, whatever has become of the label or version. With `stream` the answer can be
+        read while it is written, by the handle's `stream()`.
 
         Raises InvalidInput (nothing enqueued), NotFound (no such template), Conflict (the key
         was used with other input, or the queue is full), RedisUnreachable (the message says
@@ -85,7 +91,7 @@ class Producer:
         """
         keys = None if idempotency_key is None else [idempotency_key]
         sticky_keys = None if sticky_key is None else [sticky_key]
-        terms = Terms(address=parse_address(template), deadline_s=deadline_s, use_cache=use_cache)
+        terms = terms_of(template, deadline_s, use_cache=use_cache, stream=stream)
         [handle] = self._submit(terms, [variables], keys, sticky_keys)
         return handle
 
@@ -98,6 +104,7 @@ class Producer:
         sticky_keys: Sequence[str | None] | None = None,
         deadline_s: float | None = None,
         use_cache: bool = True,
+        stream: bool = False,
     ) -> list[JobHandle]:
         """Enqueue a job for each, in order and in few round trips.
 
@@ -105,7 +112,7 @@ class Producer:
         one is refused or Redis goes away, those that no worker has taken yet are taken back.
         Raises as `submit` does; an InvalidInput names the item, counted from 0.
         """
-        terms = Terms(address=parse_address(template), deadline_s=deadline_s, use_cache=use_cache)
+        terms = terms_of(template, deadline_s, use_cache=use_cache, stream=stream)
         return self._submit(terms, list(variables), idempotency_keys, sticky_keys)
 
     def handle(self, job_id: str) -> JobHandle:
@@ -113,7 +120,7 @@ class Producer:
         tenant_of(job_id)
         return JobHandle(job_id, self._parts.store, self._watcher, self._patience)
 
-    def wait(
+    def as_completed(
         self, handles: Collection[JobHandle], timeout: float | None = None
     ) -> Iterator[JobHandle]:
         """The handles, each once, as their jobs end (or turn out to have no record any more).
@@ -124,6 +131,12 @@ class Producer:
         by_id = {handle.id: handle for handle in handles}
         for job_id in self._watcher.ended(by_id.keys(), timeout):
             yield by_id[job_id]
+
+    def wait(
+        self, handles: Collection[JobHandle], timeout: float | None = None
+    ) -> Iterator[JobHandle]:
+        """`as_completed` under its older name."""
+        return self.as_completed(handles, timeout)
 
     def close(self) -> None:
         """Close all connections. Jobs go on."""
@@ -150,67 +163,7 @@ class Producer:
         keys: Sequence[str] | None,
         sticky_keys: Sequence[str | None] | None,
     ) -> list[JobHandle]:
-        if keys is not None and (len(keys), len(set(keys))) != (len(inputs), len(inputs)):
-            raise InvalidInput(
-                "idempotency keys do not match the inputs",
-                given=f"{len(keys)} keys, {len(set(keys))} different",
-                expected=f"{len(inputs)} different keys",
-            )
-        if sticky_keys is not None and len(sticky_keys) != len(inputs):
-            raise InvalidInput(
-                "sticky keys do not match the inputs",
-                given=f"{len(sticky_keys)} keys",
-                expected=f"{len(inputs)}, one for each",
-            )
-        for key in sticky_keys or ():
-            if key is not None:
-                check_key("the sticky key", key)
-        wishes = [
-            Wish(
-                job_id=new_job_id(terms.address.tenant),
-                variables=plain,
-                idempotency_key=None if keys is None else keys[place],
-                sticky_key=None if sticky_keys is None else sticky_keys[place],
-            )
-            for place, plain in enumerate(self._plain(inputs))
-        ]
-        with sending(terms.address, [wish.job_id for wish in wishes]) as traceparent:
-            submitted = self._enqueue(replace(terms, traceparent=traceparent), wishes)
-        return [self.handle(one.job_id) for one in submitted]
-
-    def _enqueue(self, terms: Terms, wishes: Sequence[Wish]) -> list[Submitted]:
-        enqueue = Enqueue(self._parts, self._checker, terms, wishes)
-        # Nothing is taken back between two tries: the ids are the jobs' identity, so a record that
-        # a lost reply was about is found again.
-        try:
-            return self._patience.call(enqueue.run)
-        except (RedisUnreachable, RedisRefused) as error:
-            left = enqueue.withdraw()
-            raise type(error)(
-                error.problem,
-                given=error.given,
-                expected=error.expected,
-                remedy=f"{error.remedy} {_what_is_left(left)}".lstrip(),
-            ) from error
-        except PrefillqError:
-            enqueue.withdraw()
-            raise
-
-    def _plain(self, inputs: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        for place, variables in enumerate(inputs):
-            try:
-                yield self._checker.plain(variables)
-            except InvalidInput as error:
-                if len(inputs) == 1:
-                    raise
-                raise of_item(place, error) from error
-
-
-def _what_is_left(job_ids: Sequence[str]) -> str:
-    if not job_ids:
-        return "Nothing was enqueued."
-    count = "The job" if len(job_ids) == 1 else f"{len(job_ids)} jobs"
-    return (
-        f"{count} may have been enqueued ({job_ids[0]}{', ...' if len(job_ids) > 1 else ''}); "
-        "submitting again under the same idempotency key cannot enqueue it twice."
-    )
+        wishes = wishes_of(self._checker, terms, inputs, keys, sticky_keys)
+        enqueue = Enqueue(self._desk, self._checker, terms, wishes)
+        job_ids = run_now(submit(enqueue, self._patience, sleep=blocking_sleep))
+        return [self.handle(job_id) for job_id in job_ids]

@@ -1,4 +1,4 @@
-"""`prefillq submit`, `result`, `status`, `cancel`, `score`, `batch`, `dead` and `completion`."""
+"""`prefillq submit`, `result`, `status`, `cancel`, `score` and `completion`; all that are here."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from contract.errors import InvalidInput, JobFailed, TimedOut
 from producer.batch_command import batch
 from producer.dead_command import dead
 from producer.patience import Patience
+from producer.stream_command import stream
 
 if TYPE_CHECKING:  # these bring Redis and Celery, which help and completion do without
     from contract.settings import Settings
@@ -73,6 +74,7 @@ def _producer(settings: Settings, *, patience_s: float = 0.0) -> Producer:
 @option("--sticky-key", metavar="KEY", help="Jobs with one key get one version in a rollout.")
 @option("--deadline", type=Seconds(min_open=True), help="Seconds the job may take.")
 @option("--no-cache", is_flag=True, help="Compute the prefix anew, to compare.")
+@option("--stream", is_flag=True, help="Have the answer written piece by piece, for 'stream'.")
 @json_option
 @click.pass_obj
 def submit(
@@ -88,12 +90,13 @@ def submit(
     sticky_key: str | None,
     deadline: float | None,
     no_cache: bool,
+    stream: bool,
     as_json: bool,
 ) -> None:
     """Enqueue one job and print its id.
 
     TEMPLATE is tenant/name, tenant/name@3 or tenant/name@label. With --wait, the model's answer
-    is printed instead.
+    is printed instead. With --stream, 'prefillq stream ID' prints it while it is written.
     """
     variables = {} if given is None else read_json_argument(given, what="--vars")
     if not isinstance(variables, dict):
@@ -110,6 +113,7 @@ def submit(
         sticky_key=sticky_key,
         deadline_s=deadline,
         use_cache=not no_cache,
+        stream=stream,
     )
     if wait:
         if not as_json:
@@ -278,4 +282,4 @@ def completion(*, shell: str, as_json: bool) -> None:
         click.echo(script)
 
 
-ALL = (submit, result, status, cancel, score, batch, dead, completion)
+ALL = (submit, result, stream, status, cancel, score, batch, dead, completion)

@@ -6,49 +6,35 @@ store refuses a record whose template was changed since, and its version is chos
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from contract.awaited import Sleep
 from contract.canonical import digest
 from contract.errors import (
     CodecError,
     InvalidInput,
     NotFound,
     PrefillqError,
+    RedisRefused,
+    RedisUnreachable,
     SpecInvalid,
     TemplateMoved,
 )
-from contract.ids import TemplateAddress
-from contract.job_store import JobStore, Submission, Submitted, check_submission, usable_key
+from contract.ids import TemplateAddress, new_job_id, parse_address
+from contract.job_store import Submission, Submitted, check_submission, usable_key
 from contract.keys import queue as queue_name
-from contract.types import Job, JobState, VersionRef
-from producer.bell import Bell, Ring
+from contract.types import Job, JobState
+from producer.bell import Ring
+from producer.desk import Desk
+from producer.patience import Patience
+from producer.tracing import sending
 from producer.validate import VariablesChecker
+from templates.rollouts.plain import check_key
 from templates.target import Target
-from templates.version import PublishedVersion
 
 _TRIES = 50  # each time somebody else changed the template in the milliseconds between
-
-
-class Versions(Protocol):
-    """Where a producer finds templates; `templates.registry.Registry` is one."""
-
-    def target(self, address: TemplateAddress) -> Target: ...
-    def get(self, ref: VersionRef) -> PublishedVersion: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a producer works with. Tests pass parts that need no Redis."""
-
-    store: JobStore
-    undo_store: JobStore  # the same records, asked with less patience
-    versions: Versions
-    bell: Bell
-
-    def close(self) -> None:
-        self.bell.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,32 +54,100 @@ class Terms:
     address: TemplateAddress
     deadline_s: float | None  # None: the version's
     use_cache: bool
-    traceparent: str = ""
+    stream: bool = False  # the answer is also wanted piece by piece
+
+
+def terms_of(template: str, deadline_s: float | None, *, use_cache: bool, stream: bool) -> Terms:
+    """The terms of a call. Raises InvalidInput for what is no address."""
+    address = parse_address(template)
+    return Terms(address=address, deadline_s=deadline_s, use_cache=use_cache, stream=stream)
+
+
+def wishes_of(
+    checker: VariablesChecker,
+    terms: Terms,
+    inputs: Sequence[Mapping[str, Any]],
+    keys: Sequence[str] | None,
+    sticky_keys: Sequence[str | None] | None,
+) -> list[Wish]:
+    """The jobs of a call, in order. Raises InvalidInput that names the item, counted from 0."""
+    if keys is not None and (len(keys), len(set(keys))) != (len(inputs), len(inputs)):
+        raise InvalidInput(
+            "idempotency keys do not match the inputs",
+            given=f"{len(keys)} keys, {len(set(keys))} different",
+            expected=f"{len(inputs)} different keys",
+        )
+    if sticky_keys is not None and len(sticky_keys) != len(inputs):
+        raise InvalidInput(
+            "sticky keys do not match the inputs",
+            given=f"{len(sticky_keys)} keys",
+            expected=f"{len(inputs)}, one for each",
+        )
+    for key in sticky_keys or ():
+        if key is not None:
+            check_key("the sticky key", key)
+    return [
+        Wish(
+            job_id=new_job_id(terms.address.tenant),
+            variables=plain,
+            idempotency_key=None if keys is None else keys[place],
+            sticky_key=None if sticky_keys is None else sticky_keys[place],
+        )
+        for place, plain in enumerate(_plain(checker, inputs))
+    ]
+
+
+async def submit(enqueue: Enqueue, patience: Patience, *, sleep: Sleep) -> list[str]:
+    """The ids of a call's jobs, once all are enqueued. What it raises says what may be left."""
+    with sending(enqueue.address, enqueue.job_ids) as enqueue.traceparent:
+        return await _submit(enqueue, patience, sleep)
+
+
+async def _submit(enqueue: Enqueue, patience: Patience, sleep: Sleep) -> list[str]:
+    # Nothing is taken back between two tries: the ids are the jobs' identity, so a record that
+    # a lost reply was about is found again.
+    try:
+        submitted = await patience.wait_for(enqueue.run, sleep=sleep)
+    except (RedisUnreachable, RedisRefused) as error:
+        left = await enqueue.withdraw()
+        raise type(error)(
+            error.problem,
+            given=error.given,
+            expected=error.expected,
+            remedy=f"{error.remedy} {_what_is_left(left)}".lstrip(),
+        ) from error
+    except PrefillqError:
+        await enqueue.withdraw()
+        raise
+    return [one.job_id for one in submitted]
 
 
 class Enqueue:
     """The jobs of one call. `run` may be repeated after an error, and enqueues none twice."""
 
     def __init__(
-        self, parts: Parts, checker: VariablesChecker, terms: Terms, wishes: Sequence[Wish]
+        self, desk: Desk, checker: VariablesChecker, terms: Terms, wishes: Sequence[Wish]
     ) -> None:
-        self._parts, self._checker, self._terms = parts, checker, terms
+        self._desk, self._checker, self._terms = desk, checker, terms
         self._wishes = wishes
+        self.address = terms.address
+        self.job_ids = [wish.job_id for wish in wishes]
+        self.traceparent = ""  # of the span that the call is in
         self._submitted: dict[int, Submitted] = {}  # by place in `wishes`
         self._written = False
 
-    def run(self) -> list[Submitted]:
+    async def run(self) -> list[Submitted]:
         """Write all records and ring for all. Raises what the store, registry or bell raise,
         InvalidInput for variables that their version does not take, and TemplateMoved.
         """
         for left in reversed(range(_TRIES)):
-            moved = self._write(self._choose())
+            moved = await self._write(await self._choose())
             if moved is None:
                 break
             if left == 0:
                 raise moved
         submitted = [self._submitted[place] for place in range(len(self._wishes))]
-        self._parts.bell.ring(
+        await self._desk.bell.ring(
             Ring(queue=one.queue, job_id=one.job_id)
             for one in submitted
             # A job found by its key is rung again: its first ring may have been lost.
@@ -101,14 +155,14 @@ class Enqueue:
         )
         return submitted
 
-    def withdraw(self) -> list[str]:
+    async def withdraw(self) -> list[str]:
         """Erase the records of this call; the ids of those that may still exist."""
         left: list[str] = []
         if not self._written:
             return left
         for index, wish in enumerate(self._wishes):
             try:
-                gone = self._parts.undo_store.withdraw(
+                gone = await self._desk.undo.withdraw(
                     wish.job_id, idempotency_key=wish.idempotency_key
                 )
             except PrefillqError:
@@ -118,12 +172,12 @@ class Enqueue:
                 left.append(wish.job_id)
         return left
 
-    def _choose(self) -> dict[int, Submission]:
+    async def _choose(self) -> dict[int, Submission]:
         """Submissions of all jobs that are not enqueued, each for its version."""
         address = self._terms.address
         target: Target | PrefillqError
         try:
-            target = self._parts.versions.target(address)
+            target = await self._desk.versions.target(address)
         except (NotFound, CodecError) as error:
             target = error
         chosen = {}
@@ -133,19 +187,19 @@ class Enqueue:
             try:
                 if isinstance(target, PrefillqError):
                     raise target
-                chosen[place] = self._submission(target, wish)
+                chosen[place] = await self._submission(target, wish)
             except (NotFound, InvalidInput, SpecInvalid, CodecError) as error:
                 # A job that was enqueued under this key before is still its answer.
-                found = self._found(wish)
+                found = await self._found(wish)
                 if found is None:
                     raise self._of_item(place, error) from error
                 self._submitted[place] = found
         return chosen
 
-    def _submission(self, target: Target, wish: Wish) -> Submission:
+    async def _submission(self, target: Target, wish: Wish) -> Submission:
         terms = self._terms
         ref = target.ref_of(wish.job_id, wish.variables, wish.sticky_key)
-        version = self._parts.versions.get(ref)
+        version = await self._desk.versions.get(ref)
         self._checker.check_plain(version, wish.variables)
         limits = version.spec.limits
         submission = Submission(
@@ -157,7 +211,8 @@ class Enqueue:
                 use_cache=terms.use_cache,
                 rollout="" if target.rollout is None else target.rollout.id,
                 shadow=target.shadow_of(ref, wish.job_id),
-                traceparent=terms.traceparent,
+                stream=terms.stream,
+                traceparent=self.traceparent,
             ),
             input_digest=self._input_digest(wish),
             idempotency_key=wish.idempotency_key,
@@ -168,12 +223,12 @@ class Enqueue:
         check_submission(submission)
         return submission
 
-    def _write(self, submissions: Mapping[int, Submission]) -> TemplateMoved | None:
+    async def _write(self, submissions: Mapping[int, Submission]) -> TemplateMoved | None:
         """Write records; what refused one that is to be chosen anew. Raises other refusals."""
         if not submissions:
             return None
         self._written = True
-        outcomes = self._parts.store.submit_many(list(submissions.values()))
+        outcomes = await self._desk.jobs.submit_many(list(submissions.values()))
         moved: TemplateMoved | None = None
         refusals: list[PrefillqError] = []
         for place, outcome in zip(submissions, outcomes, strict=True):
@@ -188,17 +243,18 @@ class Enqueue:
             raise refusals[0]
         return moved
 
-    def _found(self, wish: Wish) -> Submitted | None:
+    async def _found(self, wish: Wish) -> Submitted | None:
         if wish.idempotency_key is None or not usable_key(wish.idempotency_key):
             return None
-        return self._parts.store.find(
+        return await self._desk.jobs.find(
             self._terms.address.tenant, wish.idempotency_key, self._input_digest(wish)
         )
 
     def _input_digest(self, wish: Wish) -> str:
         """Digest of what the caller asked for, not of the version it came to.
 
-        So a retry under the same key finds its job also when a label has moved meanwhile.
+        So a retry under the same key finds its job also when a label has moved meanwhile. How the
+        answer is delivered is no part of it.
         """
         address = self._terms.address
         template = f"{address.tenant}/{address.name}@{address.version or address.label}"
@@ -224,4 +280,26 @@ def of_item(place: int, error: InvalidInput) -> InvalidInput:
         given=error.given,
         expected=error.expected,
         remedy=error.remedy,
+    )
+
+
+def _plain(
+    checker: VariablesChecker, inputs: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    for place, variables in enumerate(inputs):
+        try:
+            yield checker.plain(variables)
+        except InvalidInput as error:
+            if len(inputs) == 1:
+                raise
+            raise of_item(place, error) from error
+
+
+def _what_is_left(job_ids: Sequence[str]) -> str:
+    if not job_ids:
+        return "Nothing was enqueued."
+    count = "The job" if len(job_ids) == 1 else f"{len(job_ids)} jobs"
+    return (
+        f"{count} may have been enqueued ({job_ids[0]}{', ...' if len(job_ids) > 1 else ''}); "
+        "submitting again under the same idempotency key cannot enqueue it twice."
     )

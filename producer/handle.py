@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from contract.awaited import run_now
 from contract.errors import JobFailed
 from contract.job_store import JobStore, JobView
+from contract.pieces import Piece
 from contract.types import JobState, Result
+from producer.desk import StoreDesk
+from producer.following import follow
 from producer.notices import Watcher
-from producer.patience import NONE, Patience
+from producer.patience import NONE, Patience, blocking_sleep
+
+
+def succeeded(result: Result) -> Result:
+    """The result. Raises JobFailed for another end."""
+    if result.status is not JobState.SUCCEEDED:
+        raise JobFailed(result)
+    return result
 
 
 class JobHandle:
@@ -28,10 +41,7 @@ class JobHandle:
         Raises JobFailed, whose `.result` is the whole Result, when the job failed, was cancelled
         or expired; TimedOut when it goes on; NotFound when there is no record (any more).
         """
-        result = self.outcome(timeout)
-        if result.status is not JobState.SUCCEEDED:
-            raise JobFailed(result)
-        return result
+        return succeeded(self.outcome(timeout))
 
     def outcome(self, timeout: float | None = None) -> Result:
         """As `result`, but a job that failed, was cancelled or expired is returned, not raised."""
@@ -41,6 +51,32 @@ class JobHandle:
                 pass
             view = self.view()
         return view.result
+
+    def stream(self, *, after: str | None = None, timeout: float | None = None) -> Iterator[Piece]:
+        """The answer while it is written: pieces of text, a restart where another attempt begins
+        the text anew, and last an end, after which the result is there.
+
+        The texts since the last restart, joined, are the result's text. `after` is the `entry` of a
+        piece that was read before. Leaving the loop cancels nothing.
+
+        Raises Conflict for a job submitted without `stream`, NotFound without a record or for an
+        entry that is gone, TimedOut after `timeout` seconds.
+        """
+        pieces = follow(
+            StoreDesk(self._store),
+            self.id,
+            after=after,
+            timeout=timeout,
+            patience=self._patience,
+            sleep=blocking_sleep,
+        )
+        try:
+            while True:
+                yield run_now(pieces.__anext__())
+        except StopAsyncIteration:
+            return
+        finally:
+            run_now(pieces.aclose())
 
     def status(self) -> JobState:
         """Where the job is now. Raises NotFound."""

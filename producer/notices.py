@@ -11,16 +11,23 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
 
-from contract.errors import PrefillqError, RedisUnreachable, TimedOut
-from contract.ids import tenant_of
+from contract.errors import PrefillqError, RedisUnreachable
 from contract.job_store import JobStore, Notice, NoticeStream
 from producer.patience import NONE, Patience
+from producer.waits import (
+    OUTAGE_S,
+    POLL_S,
+    TICK_S,
+    Outage,
+    Waits,
+    closed,
+    closed_while_waiting,
+    ended_of,
+    poll_after_s,
+    timed_out,
+)
 
-POLL_S = 1.0  # between looks at the records, for up to POLL_JOBS of them; longer for more
-POLL_JOBS = 1000
-OUTAGE_S = 30.0  # a wait survives a Redis that is away for this long
 _IDLE_S = 5.0  # the connection stays open for this long when nobody waits
-_TICK_S = 0.1  # how late a new tenant's notices may be asked for
 
 _Wait = queue.SimpleQueue[str | Exception]
 
@@ -39,14 +46,11 @@ class Watcher:
         self._patience = patience
         self._store = store
         self._poll_s = poll_s
-        self._outage_s = max(outage_s, patience.seconds)
-        self._waits: dict[str, list[_Wait]] = {}  # job id -> who waits for it
-        self._tenants: set[str] = set()  # of all jobs ever waited for
+        self._outage = Outage(max(outage_s, patience.seconds))
+        self._waits: Waits[_Wait] = Waits()
         self._changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._trouble: RedisUnreachable | None = None  # while Redis is away
-        self._trouble_since = 0.0
         # Used by the thread alone.
         self._stream: NoticeStream | None = None
         self._followed: set[str] = set()
@@ -86,7 +90,7 @@ class Watcher:
             self._closed = True
             self._changed.notify_all()
             thread = self._thread
-        self._tell_all(PrefillqError("the producer was closed while waiting for jobs"))
+        self._tell_all(closed_while_waiting())
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -98,13 +102,7 @@ class Watcher:
                 else min(max(0.0, give_up - time.monotonic()), threading.TIMEOUT_MAX)
             )
         except queue.Empty:
-            if self._trouble is not None:
-                raise self._trouble from None
-            raise TimedOut(
-                f"{len(pending)} of {total} job(s) have not ended in time",
-                given=f"still waiting for {min(pending)}",
-                remedy="The jobs go on: wait again, or cancel them.",
-            ) from None
+            raise self._outage.error or timed_out(pending, total) from None
         if isinstance(item, Exception):
             raise item
         return item
@@ -112,10 +110,8 @@ class Watcher:
     def _add(self, wait: _Wait, job_ids: Iterable[str]) -> None:
         with self._changed:
             if self._closed:
-                raise PrefillqError("the producer is closed", remedy="Make a new one.")
-            for job_id in job_ids:
-                self._tenants.add(tenant_of(job_id))
-                self._waits.setdefault(job_id, []).append(wait)
+                raise closed()
+            self._waits.add(wait, job_ids)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._watch, name="prefillq-watcher", daemon=True
@@ -125,29 +121,19 @@ class Watcher:
 
     def _remove(self, wait: _Wait, job_ids: Iterable[str]) -> None:
         with self._changed:
-            for job_id in job_ids:
-                waits = self._waits.get(job_id, [])
-                if wait in waits:
-                    waits.remove(wait)
-                if not waits:
-                    self._waits.pop(job_id, None)
+            self._waits.remove(wait, job_ids)
 
     def _ended_now(self, job_ids: Collection[str]) -> Iterator[str]:
         ids = tuple(job_ids)
-        for job_id, state in zip(ids, self._store.states(ids), strict=True):
-            if state is None or state.ended:
-                yield job_id
+        return ended_of(ids, self._store.states(ids))
 
     def _tell(self, job_id: str) -> None:
         with self._changed:
-            # Told once and forgotten, however slowly the waiter takes it.
-            for wait in self._waits.pop(job_id, ()):
-                wait.put(job_id)
+            self._waits.tell(job_id)
 
     def _tell_all(self, error: Exception) -> None:
         with self._changed:
-            for wait in {id(w): w for waits in self._waits.values() for w in waits}.values():
-                wait.put(error)
+            self._waits.tell_all(error)
 
     def _watch(self) -> None:
         try:
@@ -163,22 +149,27 @@ class Watcher:
     def _waited_for(self) -> bool:
         """Block until somebody waits; False once closed."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._closed or self._waits, timeout=_IDLE_S):
+            if not self._changed.wait_for(
+                lambda: self._closed or len(self._waits) > 0, timeout=_IDLE_S
+            ):
                 # Notices that nobody reads would pile up in Redis.
                 self._drop_stream()
-                self._changed.wait_for(lambda: self._closed or self._waits)
+                self._changed.wait_for(self._wanted)
             return not self._closed
+
+    def _wanted(self) -> bool:
+        return self._closed or len(self._waits) > 0
 
     def _watch_once(self) -> None:
         """Listen until the records are due for a look, then look."""
         with self._changed:
             jobs = len(self._waits)
-        due = time.monotonic() + self._poll_s * max(1.0, jobs / POLL_JOBS)
+        due = time.monotonic() + poll_after_s(self._poll_s, jobs)
         while time.monotonic() < due:
             with self._changed:
                 if self._closed or not self._waits:
                     return
-                new_tenants = self._tenants - self._followed
+                new_tenants = self._waits.tenants - self._followed
             notice = self._listen(new_tenants)
             if notice is not None and notice.job_id is not None:
                 self._tell(notice.job_id)
@@ -194,11 +185,11 @@ class Watcher:
             for tenant in new_tenants:
                 self._stream.follow(tenant)
                 self._followed.add(tenant)
-            return self._stream.next(_TICK_S)
+            return self._stream.next(TICK_S)
         except PrefillqError:
             # The poll finds what ended meanwhile, and says so if Redis is away for long.
             self._drop_stream()
-            time.sleep(_TICK_S)
+            time.sleep(TICK_S)
             return None
 
     def _drop_stream(self) -> None:
@@ -209,24 +200,13 @@ class Watcher:
 
     def _poll(self, tenant: str | None = None) -> None:
         with self._changed:
-            job_ids = [
-                job_id
-                for job_id in self._waits
-                if tenant is None or job_id.startswith(f"{tenant}.")
-            ]
+            job_ids = self._waits.jobs(tenant)
         try:
             ended = list(self._ended_now(job_ids))
         except RedisUnreachable as error:
-            self._note_trouble(error)
+            if self._outage.note(error, time.monotonic()):
+                self._tell_all(error)
             return
-        self._trouble = None
+        self._outage.over()
         for job_id in ended:
             self._tell(job_id)
-
-    def _note_trouble(self, error: RedisUnreachable) -> None:
-        now = time.monotonic()
-        if self._trouble is None:
-            self._trouble_since = now
-        self._trouble = error
-        if now - self._trouble_since >= self._outage_s:
-            self._tell_all(error)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from contract.awaited import Sleep, run_now
 from contract.errors import RedisUnreachable
 
 T = TypeVar("T")
 
 RETRY_S = 0.25
+
+
+async def blocking_sleep(seconds: float) -> None:
+    """`Sleep` of what runs over a blocking client."""
+    time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +35,24 @@ class Patience:
 
         Raises RedisUnreachable when patience has ended (at `until`, if several calls share it).
         """
+
+        async def acts() -> T:
+            return act()
+
+        return run_now(self.wait_for(acts, sleep=blocking_sleep, until=until))
+
+    async def wait_for(
+        self, act: Callable[[], Awaitable[T]], *, sleep: Sleep, until: float | None = None
+    ) -> T:
+        """As `call`, of what is awaited."""
         give_up = self.until() if until is None else until
         while True:
             try:
-                return act()
+                return await act()
             except RedisUnreachable:
                 if time.monotonic() + RETRY_S > give_up:
                     raise
-            time.sleep(RETRY_S)
+            await sleep(RETRY_S)
 
 
 NONE = Patience()

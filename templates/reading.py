@@ -6,15 +6,13 @@ time and is read anew.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any
 
 from contract import keys
-from contract.codec import unpack
+from contract.awaited import run_now
+from contract.calls import BlockingServer
 from contract.errors import CodecError, NotFound
 from contract.ids import TemplateAddress
 from contract.logs import get_logger
@@ -22,24 +20,22 @@ from contract.redis_client import Client, errors_explained, text
 from contract.settings import Settings
 from contract.types import VersionRef
 from contract.users import user_of
+from templates.lookup import VersionLookup, readable_labels
 from templates.rollouts.journal import Entry, read_entry
 from templates.rollouts.moves import TemplateState
 from templates.rollouts.plain import parse_text
 from templates.rollouts.rollout import Rollout
 from templates.stored import (
-    labelled_number,
     read_names,
     read_numbers,
     read_refs,
     read_revision,
-    version_number,
 )
 from templates.target import Target
 from templates.version import PublishedVersion
 
 log = get_logger(__name__)
 
-_KEPT_VERSIONS = 128  # in the process, least recently used out first
 _ENTRIES_AT_ONCE = 500
 
 
@@ -83,40 +79,14 @@ class RegistryReader:
         self._client: Any = client  # redis-py types each reply as a value or an awaitable
         self._settings = settings
         self._user = user_of(settings.redis_url)
-        self._kept: OrderedDict[VersionRef, PublishedVersion] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lookup = VersionLookup(BlockingServer(client, settings))
 
     def target(self, address: TemplateAddress) -> Target:
         """The version or versions that new jobs of an address get, and which job gets which.
 
         Raises NotFound as `resolve` does, and CodecError when the rollout cannot be read.
         """
-        tenant, name = address.tenant, address.name
-        if address.label is None:
-            return Target(revision=None, stable=self.resolve(address))
-        with errors_explained(self._settings):
-            # In this order: what is read after the revision is of that one, or moved since.
-            pipe = self._client.pipeline(transaction=False)
-            pipe.get(keys.revision(tenant, name))
-            pipe.hget(keys.labels(tenant, name), address.label)
-            pipe.get(keys.rollout(tenant, name))
-            revision, found, rollout_text = pipe.execute()
-        if found is None:
-            raise self._not_found(address)
-        rollout = None if rollout_text is None else parse_text(rollout_text)
-        if rollout is not None and rollout.plan.label != address.label:
-            rollout = None
-        numbers = [labelled_number(address, found)]
-        if rollout is not None:
-            numbers.append(rollout.plan.canary)
-        # Neither is retired in this revision, and in another the submit will be refused.
-        stable, *canary = self._numbered(address, numbers, with_retired=True)
-        return Target(
-            revision=read_revision(revision, address),
-            stable=stable,
-            canary=canary[0] if canary else None,
-            rollout=rollout,
-        )
+        return run_now(self._lookup.target(address))
 
     def resolve(self, address: TemplateAddress, *, with_retired: bool = False) -> VersionRef:
         """The version that an address names now; of a rollout's label, the stable one.
@@ -124,68 +94,11 @@ class RegistryReader:
         Raises NotFound that lists the labels and versions, or the nearest names, there are; also
         for a version that is retired, unless `with_retired`.
         """
-        number = address.version
-        if address.label is not None:
-            with errors_explained(self._settings):
-                labels = keys.labels(address.tenant, address.name)
-                found = self._client.hget(labels, address.label)
-            if found is None:
-                raise self._not_found(address)
-            number = labelled_number(address, found)
-        [ref] = self._numbered(address, [number or 0], with_retired=with_retired)
-        return ref
-
-    def _numbered(
-        self, address: TemplateAddress, numbers: list[int], *, with_retired: bool = False
-    ) -> list[VersionRef]:
-        """The versions with these numbers, in one round trip. Raises NotFound."""
-        tenant, name = address.tenant, address.name
-        with errors_explained(self._settings):
-            pipe = self._client.pipeline(transaction=False)
-            for number in numbers:
-                pipe.hget(keys.versions(tenant, name), str(number))
-                pipe.hget(keys.retired(tenant, name), str(number))
-            replies = pipe.execute()
-        refs = []
-        for number, digest, retired in zip(numbers, replies[::2], replies[1::2], strict=True):
-            if digest is None:
-                raise self._not_found(address)
-            if retired is not None and not with_retired:
-                raise NotFound(
-                    f"{tenant}/{name}@{number} is retired and takes no new jobs",
-                    given=address,
-                    expected="a label or another version; labels: "
-                    f"{self._labels_text(tenant, name)}",
-                    remedy="'prefillq templates retire --undo' brings it back.",
-                )
-            refs.append(
-                VersionRef(tenant=tenant, template=name, version=number, digest=text(digest))
-            )
-        return refs
+        return run_now(self._lookup.resolve(address, with_retired=with_retired))
 
     def get(self, ref: VersionRef) -> PublishedVersion:
         """A version, from this process if it was read before. Raises NotFound."""
-        with self._lock:
-            if kept := self._kept.get(ref):
-                self._kept.move_to_end(ref)
-                return kept
-        with errors_explained(self._settings):
-            data = self._client.get(keys.version(ref.tenant, ref.template, ref.digest))
-        if data is None:
-            raise NotFound(
-                f"{ref} is not in this Redis",
-                given=f"digest {ref.digest[:12]}",
-                remedy="Publish the template again: the same content gives the same digest.",
-            )
-        version = PublishedVersion.from_plain(unpack(data))
-        if version.ref != ref:
-            # A digest alone opens nothing: a reference must name the tenant it belongs to.
-            raise NotFound(f"{ref} is not in this Redis", given=f"what is stored is {version.ref}")
-        with self._lock:
-            self._kept[ref] = version
-            while len(self._kept) > _KEPT_VERSIONS:
-                self._kept.popitem(last=False)
-        return version
+        return run_now(self._lookup.get(ref))
 
     def list_templates(self, tenant: str | None = None) -> list[TemplateSummary]:
         """All templates of a tenant, or of every tenant that this user may see, by name."""
@@ -230,13 +143,7 @@ class RegistryReader:
         """
         with errors_explained(self._settings):
             found = self._client.hgetall(keys.labels(tenant, name))
-        return self._labels(tenant, name, found)
-
-    def _labels(self, tenant: str, name: str, found: Mapping[bytes, bytes]) -> dict[str, int]:
-        labels = {label: version_number(found[label.encode()]) for label in read_names(found)}
-        for label in (label for label, number in labels.items() if number is None):
-            log.warning("label_unreadable", template=f"{tenant}/{name}", label=label)
-        return {label: number for label, number in labels.items() if number is not None}
+        return readable_labels(tenant, name, found)
 
     def retired(self, tenant: str, name: str) -> list[int]:
         """Numbers of the versions that take no new jobs, sorted."""
@@ -308,7 +215,7 @@ class RegistryReader:
             name=f"{tenant}/{name}",
             revision=read_revision(revision, address),
             versions=frozenset(read_numbers(versions)),
-            labels=self._labels(tenant, name, labels),
+            labels=readable_labels(tenant, name, labels),
             retired=frozenset(read_numbers(retired)),
             rollout=rollout,
         )
@@ -318,10 +225,6 @@ class RegistryReader:
             rollout_text=rollout_text or b"",
             damage=damage,
         )
-
-    def _labels_text(self, tenant: str, name: str) -> str:
-        labels = self.labels(tenant, name)
-        return ", ".join(f"{label} ({n})" for label, n in labels.items()) or "none"
 
     def _count(self, tenant: str, name: str) -> int:
         return int(self._client.hlen(keys.versions(tenant, name)))
@@ -334,25 +237,7 @@ class RegistryReader:
         return read_names(self._client.smembers(key))
 
     def _not_found(self, address: TemplateAddress) -> NotFound:
-        tenant, name = address.tenant, address.name
-        with errors_explained(self._settings):
-            names = self._names(keys.templates(tenant))
-            latest = self._count(tenant, name)
-        if latest == 0:
-            near = get_close_matches(name, names, n=3) or names[:10]
-            there = ", ".join(f"{tenant}/{n}" for n in near) or f"no templates of {tenant}"
-            return NotFound(
-                "no such template",
-                given=address,
-                expected=there,
-                remedy="See 'prefillq templates list'.",
-            )
-        return NotFound(
-            "no such version or label",
-            given=address,
-            expected=f"versions 1 to {latest}, labels: {self._labels_text(tenant, name)}",
-            remedy=f"See 'prefillq templates show {tenant}/{name}'.",
-        )
+        return run_now(self._lookup.not_found(address))
 
 
 def _summary(version: PublishedVersion, labels: Mapping[str, int]) -> VersionSummary:

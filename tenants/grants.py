@@ -81,6 +81,11 @@ def _producer(tenant: str) -> list[Grant]:
             on=_read_write(any_job),
         ),
         Grant(
+            purpose="answers of its jobs while they are written",
+            commands="xrange",
+            on=_read(keys.pieces(f"{tenant}.*")),
+        ),
+        Grant(
             purpose="scores of a rollout's jobs", commands="xadd pexpire", on=_read_write(outcomes)
         ),
         Grant(purpose="idempotency keys", commands="get set del", on=_read_write(any_key)),
@@ -239,6 +244,11 @@ def _worker() -> list[Grant]:
             purpose="how the jobs of a rollout ended",
             commands="xadd pexpire",
             on=_write(keys.outcomes("*", "*", "*")),
+        ),
+        Grant(
+            purpose="answers of jobs while they are written",
+            commands="xadd pexpire",
+            on=_write(keys.pieces("*.*")),
         ),
         Grant(
             purpose="jobs that a canary answers too, unseen",

@@ -24,6 +24,7 @@ from worker.engine.base import Engine, Generation, GenerationRequest, NonFiniteL
 from worker.leases import Stoppable
 from worker.outcome import Answer, failed_with, stopped
 from worker.prefixes import PrefixService, Served
+from worker.streams import TokenSink
 
 if TYPE_CHECKING:  # needs torch, which a fake engine does without
     from worker.model import LoadedModel
@@ -63,12 +64,16 @@ class JobAnswers:
         self._audit = audit
         self._clock = clock
 
-    def answer(self, job: Job, lease: Stoppable, *, claimed_at: float) -> Answer:
+    def answer(
+        self, job: Job, lease: Stoppable, *, claimed_at: float, sink: TokenSink | None = None
+    ) -> Answer:
         """The job's answer, or why there is none; `lease` tells the engine when to stop.
 
-        `claimed_at` is on `clock`. Raises what the registry, the templates and the engine raise.
+        `claimed_at` is on `clock`; `sink` is told of each token as it is chosen. Raises what the
+        registry, the templates and the engine raise.
         """
-        return self._generate(job, self._versions.get(job.ref), lease, claimed_at=claimed_at)
+        version = self._versions.get(job.ref)
+        return self._generate(job, version, lease, claimed_at=claimed_at, sink=sink)
 
     def request(
         self, version: PublishedVersion, variables: Variables, *, job_id: str = ""
@@ -107,7 +112,13 @@ class JobAnswers:
             )
 
     def _generate(
-        self, job: Job, version: PublishedVersion, lease: Stoppable, *, claimed_at: float
+        self,
+        job: Job,
+        version: PublishedVersion,
+        lease: Stoppable,
+        *,
+        claimed_at: float,
+        sink: TokenSink | None,
     ) -> Answer:
         started = self._clock()
         request = self.request(version, job.variables, job_id=job.id)
@@ -120,7 +131,7 @@ class JobAnswers:
                 return failed_with(error, cache=served.cache, tokens=len(request.ids))
             request = replace(request, entry=served.entry, should_stop=lambda: _engine_stop(lease))
             engine_started_s = self._clock() - claimed_at
-            answer = self._decode(version, request, served)
+            answer = self._decode(version, request, served, sink)
         return replace(
             answer,
             engine_started_s=engine_started_s,
@@ -142,12 +153,16 @@ class JobAnswers:
         return trusted
 
     def _decode(
-        self, version: PublishedVersion, request: GenerationRequest, served: Served
+        self,
+        version: PublishedVersion,
+        request: GenerationRequest,
+        served: Served,
+        sink: TokenSink | None,
     ) -> Answer:
         choices, prompt_tokens = version.spec.output.choices, len(request.ids)
         cache, cached_tokens = served.cache, served.cached_tokens
         try:
-            generation, fallback = self._run_engine(version, request)
+            generation, fallback = self._run_engine(version, request, sink)
         except (NonFiniteLogits, PrefixNotVerified) as error:
             return failed_with(error, cache=cache, tokens=prompt_tokens)
         if fallback:
@@ -175,27 +190,34 @@ class JobAnswers:
         return answer
 
     def _run_engine(
-        self, version: PublishedVersion, request: GenerationRequest
+        self, version: PublishedVersion, request: GenerationRequest, sink: TokenSink | None
     ) -> tuple[Generation, str]:
         """Generate; on trouble with the cached path once more without it, and say why."""
         entry = request.entry
         if entry is None:
-            return self.engine.generate(request), ""
+            return self._told(request, sink), ""
         plain = replace(request, entry=None)
         try:
-            generation = self.engine.generate(request)
+            generation = self._told(request, sink)
         except NonFiniteLogits as error:
             if version.spec.strict:
                 raise
             # Seen on some devices with a cache and not without it.
-            return self.engine.generate(plain), error.code
+            return self._told(plain, sink), error.code
         if self._audit and not entry.audit():
             self._prefixes.drop(version, "mutated")
             log.error("cache_entry_mutated", version=str(version.ref))
             if version.spec.strict:
                 raise _not_verified("entry_mutated")
-            return self.engine.generate(plain), "entry_mutated"
+            return self._told(plain, sink), "entry_mutated"
         return generation, ""
+
+    def _told(self, request: GenerationRequest, sink: TokenSink | None) -> Generation:
+        """Generate, and tell the sink, if there is one, of each token."""
+        if sink is not None:
+            on_token = sink.begin(request.generation.stop, self.model.tokenizer.decode)
+            request = replace(request, on_token=on_token)
+        return self.engine.generate(request)
 
     def _choice_ids(self, choices: tuple[str, ...] | None) -> tuple[tuple[int, ...], ...] | None:
         if choices is None:

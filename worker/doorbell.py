@@ -12,15 +12,13 @@ import base64
 import binascii
 import json
 from typing import Any
-from uuid import uuid4
 
 from contract import keys
 from contract.celery_app import TASK_NAME
-from contract.codec import pack, unpack
+from contract.codec import unpack
+from contract.doorbell import CONTENT_TYPE, made
 from contract.errors import CodecError, InvalidInput
 from contract.ids import tenant_of
-
-_CONTENT_TYPE = "application/x-msgpack"
 
 
 def remade(message: object, queue: str) -> dict[str, Any]:
@@ -29,28 +27,6 @@ def remade(message: object, queue: str) -> dict[str, Any]:
     Raises InvalidInput, without a word of the content, unless it is a doorbell of that queue.
     """
     return made(_job_id(message, queue), queue)
-
-
-def made(job_id: str, queue: str) -> dict[str, Any]:
-    """A message that tells the workers of a queue of a job, as kombu has it in memory and, in JSON,
-    in Redis.
-    """
-    task_id = str(uuid4())
-    return {
-        "body": base64.b64encode(pack([[job_id], {}, {}])).decode("ascii"),
-        "content-type": _CONTENT_TYPE,
-        "content-encoding": "binary",
-        "headers": {"lang": "py", "task": TASK_NAME, "id": task_id},
-        "properties": {
-            "body_encoding": "base64",
-            "correlation_id": task_id,
-            # Where it goes if it is put back, and under which tag until then.
-            "delivery_info": {"exchange": "", "routing_key": queue},
-            "delivery_tag": str(uuid4()),
-            "delivery_mode": 2,
-            "priority": 0,
-        },
-    }
 
 
 def job_in(entry: bytes, queue: str) -> str | None:
@@ -68,7 +44,7 @@ def _job_id(message: object, queue: str) -> str:
             "headers": {"task": task},
             "properties": {"body_encoding": "base64"},
             "body": str(body),
-        } if (content_type, task) == (_CONTENT_TYPE, TASK_NAME):
+        } if (content_type, task) == (CONTENT_TYPE, TASK_NAME):
             pass
         case _:
             raise _refused("another message")

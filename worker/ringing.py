@@ -6,11 +6,10 @@ import json
 from collections.abc import Callable
 
 from contract import keys
-from contract.errors import InvalidInput
-from contract.ids import tenant_of
+from contract.celery_app import check_own_queue
+from contract.doorbell import made
 from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
-from worker.doorbell import made
 
 Ring = Callable[[str, str], None]  # queue, job id
 
@@ -24,9 +23,6 @@ def ring_first(client: Client, settings: Settings, queue: str, job_id: str) -> N
     Raises RedisUnreachable and RedisRefused, and InvalidInput for another tenant's queue: a job's
     record names its queue, and whoever submits can write the record.
     """
-    if keys.tenant_of_queue(queue) != tenant_of(job_id):
-        raise InvalidInput(
-            "a job is rung for in queues of its own tenant", given=f"{job_id}, {queue[:80]}"
-        )
+    check_own_queue(job_id, queue)
     with errors_explained(settings):
         client.rpush(keys.messages(queue), json.dumps(made(job_id, queue)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
@@ -16,6 +17,7 @@ from worker.engine.base import EngineClosed
 from worker.leases import HeldLease, LeaseKeeper
 from worker.outcome import Answer, failed, failed_with, log_finished, make_result
 from worker.ringing import Ring
+from worker.streams import AnswerStreams, TokenSink
 from worker.trouble import passing_trouble
 from worker.watcher import AttemptEnd, Watcher
 
@@ -53,6 +55,7 @@ class JobRunner:
         ring: Ring = lambda _queue, _job_id: None,
         shadow: Callable[[Job], None] = lambda _job: None,
         watcher: Watcher | None = None,
+        streams: AnswerStreams | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._watcher = watcher or Watcher()
@@ -65,6 +68,7 @@ class JobRunner:
         self._clock = clock
         self._ring = ring
         self._shadow = shadow
+        self._streams = streams
 
     def run(self, job_id: str, *, delivery_tag: str | None = None) -> Result | None:
         """Claim, answer and commit a job. None when it was not ours to run or to finish.
@@ -83,9 +87,12 @@ class JobRunner:
             return None
         started = self._clock()
         fence = claim.job.fence
-        with self._leases.hold(job_id, fence, delivery_tag=delivery_tag) as lease:
+        with (
+            self._leases.hold(job_id, fence, delivery_tag=delivery_tag) as lease,
+            self._streams.open(claim.job) if self._streams else nullcontext() as stream,
+        ):
             try:
-                answer = self._answer(claim.job, lease, claimed_at=started)
+                answer = self._answer(claim.job, lease, stream, claimed_at=started)
             except (RedisUnreachable, RedisRefused, JobReturned):
                 self._watcher.attempt_ended("returned")
                 self._release(job_id, fence)
@@ -100,10 +107,15 @@ class JobRunner:
                 worker=self._worker_id,
             )
             if answer.passing:
-                return self._try_later(claim.job, result, fence, lease)
+                dead = self._try_later(claim.job, result, fence, lease)
+                if stream is not None:
+                    stream.result = dead
+                return dead
             commit_started = self._clock()
             committed = self._written(job_id, lease, lambda: self._store.commit(result, fence))
             commit_s = self._clock() - commit_started
+            if stream is not None:
+                stream.result = committed
         if committed is None:
             log.warning("commit_refused", job_id=job_id, fence=fence)
             self._watcher.attempt_ended("lost")
@@ -145,9 +157,11 @@ class JobRunner:
         )
         return None
 
-    def _answer(self, job: Job, lease: HeldLease, *, claimed_at: float) -> Answer:
+    def _answer(
+        self, job: Job, lease: HeldLease, sink: TokenSink | None, *, claimed_at: float
+    ) -> Answer:
         try:
-            answer = self._answers.answer(job, lease, claimed_at=claimed_at)
+            answer = self._answers.answer(job, lease, claimed_at=claimed_at, sink=sink)
         except (RedisUnreachable, RedisRefused):
             raise  # the job is not to blame
         except EngineClosed as error:

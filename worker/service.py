@@ -34,6 +34,7 @@ from worker.ringing import Ring, ring_first
 from worker.rollouts.shadow import ShadowQueue
 from worker.rollouts.work import RolloutWork
 from worker.runner import JobRunner
+from worker.streams import AnswerStreams
 from worker.watcher import Watcher, Watchers
 
 if TYPE_CHECKING:  # their libraries are imported where they are wanted
@@ -65,6 +66,7 @@ class WorkerService:
         self.client = connect(settings)
         self.registry = Registry(self.client, settings)
         self.store = RedisJobStore(self.client, settings)
+        self.streams = AnswerStreams(self.store, settings)
         self.leases = LeaseKeeper(self.store, settings=settings, broker=self.client)
         self.shutdown = Shutdown(self.leases, grace_s=options.grace_s)
         self.folder = find_model(options.model, settings, verify=True)
@@ -115,6 +117,7 @@ class WorkerService:
             ring=self._ring,
             shadow=ShadowQueue(self.client, self.settings).offer,
             watcher=self.watcher,
+            streams=self.streams,
         )
         self.rollouts = RolloutWork(
             client=self.client,
@@ -174,6 +177,7 @@ class WorkerService:
         for thread in self._threads:
             thread.start()
         self.leases.start()
+        self.streams.start()
         self.presence.start()
 
     def stop(self) -> None:
@@ -182,6 +186,7 @@ class WorkerService:
         for thread in self._threads:
             thread.stop()
         self.leases.stop()
+        self.streams.stop()
         try:
             self.presence.stop()
         except PrefillqError as error:

@@ -14,7 +14,7 @@ from contract.ids import parse_address
 from contract.redis_client import Client, connect
 from contract.settings import Settings
 from contract.types import VersionRef
-from templates import moving, reading
+from templates import lookup, moving
 from templates.registry import Registry
 from tests.support.published import COMPILED, MODEL, make_spec
 
@@ -146,11 +146,11 @@ def test_a_version_is_read_once_per_process(registry: Registry, client: Any) -> 
 
 def test_kept_versions_are_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used version leaves the process's memory first."""
-    monkeypatch.setattr(reading, "_KEPT_VERSIONS", 2)
+    monkeypatch.setattr(lookup, "_KEPT_VERSIONS", 2)
     refs = [publish(registry, text=f"Text {index}: ") for index in range(3)]
     for ref in (refs[0], refs[1], refs[0], refs[2]):
         registry.get(ref)
-    assert list(registry._kept) == [refs[0], refs[2]]
+    assert list(registry._lookup._kept) == [refs[0], refs[2]]
 
 
 @pytest.mark.unrestricted("an admin lists its own tenant's templates alone")

@@ -37,6 +37,8 @@ _OF_PRODUCERS = {
     "score",
     "states",
     "notices",
+    "pieces",
+    "piece",
 }
 
 

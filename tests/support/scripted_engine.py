@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -72,10 +73,22 @@ class ScriptedEngine(FakeEngine):
         work = _WORK.search(self._tokenizer.decode(request.ids))
         options = self._options
         seconds = float(work[1]) if work else options.tokens * options.seconds_per_token
-        ends = time.monotonic() + seconds
-        while (reason := request.should_stop()) is None and time.monotonic() < ends:
+        ids = self._tokenizer.encode_ordinary(self._answer(request)) if request.on_token else ()
+        begun, told = time.monotonic(), 0
+        while (reason := request.should_stop()) is None and time.monotonic() < begun + seconds:
+            told = self._tell(request, ids, told, (time.monotonic() - begun) / seconds)
             time.sleep(min(_STEP_S, seconds))
+        if reason is None:
+            self._tell(request, ids, told, 1.0)
         return reason
+
+    def _tell(self, request: GenerationRequest, ids: Sequence[int], told: int, share: float) -> int:
+        """Hand out the answer's ids up to this share of them; how many that were."""
+        upto = int(len(ids) * share)
+        if request.on_token is not None:
+            for each in ids[told:upto]:
+                request.on_token(each)
+        return max(told, upto)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

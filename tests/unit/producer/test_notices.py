@@ -165,7 +165,7 @@ def test_ten_thousand_waits_share_one_stream_and_one_thread(
             store.cancel(job_id)
         assert sorted(job_id for wait in waits for job_id in wait.result()) == sorted(job_ids)
     assert store.streams == 1
-    assert watcher._waits == {}
+    assert not watcher._waits
 
 
 def test_a_slow_reader_is_told_once(store: Store, watch: Callable[..., Watcher]) -> None:
@@ -177,7 +177,7 @@ def test_a_slow_reader_is_told_once(store: Store, watch: Callable[..., Watcher])
     assert next(waiting) == job_ids[0]
     for job_id in job_ids[1:]:
         store.cancel(job_id)
-    until(lambda: watcher._waits == {})
+    until(lambda: not watcher._waits)
     assert sorted(waiting) == sorted(job_ids[1:])
 
 
@@ -202,7 +202,7 @@ def test_a_wait_survives_a_short_outage(store: Store, watch: Callable[..., Watch
         found = pool.submit(lambda: list(watcher.ended([job_id], 20)))
         until(lambda: len(store.polled) >= 2)
         store.away = True
-        until(lambda: watcher._trouble is not None)
+        until(lambda: watcher._outage.error is not None)
         store.cancel(job_id)  # its notice reaches nobody
         store.away = False
         assert found.result() == [job_id]

@@ -1,0 +1,150 @@
+"""Redis for an event loop: any number of callers share few connections and pipelines.
+
+redis-py's asyncio client takes a connection for each call in flight. Here calls wait in a line, and
+what waits goes out together: ten thousand coroutines that look at their jobs at once cost 40
+pipelines over at most CONNECTIONS connections. A caller that is cancelled leaves the line and
+disturbs nobody, since no caller reads from a connection itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from contract import keys
+from contract.calls import BATCH, Call, add, explained
+from contract.errors import PrefillqError, RedisUnreachable
+from contract.job_calls import read_notice
+from contract.job_store import Notice
+from contract.redis_client import AsyncClient, errors_explained
+from contract.scripts import ScriptLibrary, Scripts
+from contract.settings import Settings
+
+CONNECTIONS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    calls: Sequence[Call]
+    replies: asyncio.Future[list[Any]]
+
+
+class AsyncServer:
+    """`contract.calls.Server` over redis-py's asyncio client. Belongs to one event loop."""
+
+    def __init__(
+        self, client: AsyncClient, settings: Settings, library: ScriptLibrary | None = None
+    ) -> None:
+        self._client: Any = client
+        self._settings = settings
+        self._scripts = None if library is None else Scripts(client, settings, library)
+        self._line: deque[_Waiting] = deque()
+        self._senders: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def ask_each(self, calls: Sequence[Call]) -> list[Any]:
+        if self._closed:
+            raise PrefillqError("the producer is closed", remedy="Make a new one.")
+        if not calls:
+            return []
+        waiting = _Waiting(calls, asyncio.get_running_loop().create_future())
+        self._line.append(waiting)
+        if len(self._senders) < CONNECTIONS:
+            sender = asyncio.create_task(self._send())
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
+        return await waiting.replies
+
+    async def close(self) -> None:
+        """End what is under way; its callers get an error."""
+        self._closed = True
+        senders = tuple(self._senders)
+        for sender in senders:
+            sender.cancel()
+        await asyncio.gather(*senders, return_exceptions=True)
+        self._fail(self._take_all(), PrefillqError("the producer was closed"))
+        with suppress(OSError):
+            await self._client.aclose()
+
+    async def _send(self) -> None:
+        """Send what waits until nothing does."""
+        while group := self._take():
+            try:
+                replies = await self._execute([call for each in group for call in each.calls])
+            except RedisUnreachable as error:
+                # The others would only wait for the same, a timeout for each pipeline.
+                self._fail([*group, *self._take_all()], error)
+            except PrefillqError as error:
+                self._fail(group, error)
+            except BaseException:
+                self._fail(group, PrefillqError("the producer was closed"))
+                raise
+            else:
+                start = 0
+                for each in group:
+                    end = start + len(each.calls)
+                    if not each.replies.done():  # else its caller was cancelled
+                        each.replies.set_result(replies[start:end])
+                    start = end
+
+    async def _execute(self, calls: Sequence[Call]) -> list[Any]:
+        replies: list[Any] = []
+        for start in range(0, len(calls), BATCH):
+            with errors_explained(self._settings):
+                pipe = self._client.pipeline(transaction=False)
+                add(pipe, calls[start : start + BATCH], self._scripts)
+                replies += await pipe.execute(raise_on_error=False)
+        return [explained(reply, self._settings) for reply in replies]
+
+    def _take(self) -> list[_Waiting]:
+        """The next callers' calls, a pipeline full."""
+        group: list[_Waiting] = []
+        count = 0
+        while self._line and (not group or count + len(self._line[0].calls) <= BATCH):
+            each = self._line.popleft()
+            if not each.replies.done():
+                group.append(each)
+                count += len(each.calls)
+        return group
+
+    def _take_all(self) -> list[_Waiting]:
+        everyone = list(self._line)
+        self._line.clear()
+        return everyone
+
+    def _fail(self, group: Sequence[_Waiting], error: PrefillqError) -> None:
+        for each in group:
+            if not each.replies.done():
+                # One each: an error that is raised in many places keeps all their frames.
+                own = copy.copy(error)
+                own.__cause__ = error.__cause__
+                each.replies.set_exception(own)
+
+
+class AsyncNotices:
+    """As `contract.records.RedisNotices`, in an event loop."""
+
+    def __init__(self, client: AsyncClient, settings: Settings) -> None:
+        self._settings = settings
+        self._pubsub: Any = client.pubsub()
+        self._tenants: dict[str, str] = {}  # channel -> tenant
+
+    async def follow(self, tenant: str) -> None:
+        channel = keys.notices(tenant)
+        self._tenants[channel] = tenant
+        with errors_explained(self._settings):
+            await self._pubsub.subscribe(channel)
+
+    async def next(self, timeout: float) -> Notice | None:  # noqa: ASYNC109 - as NoticeStream's
+        with errors_explained(self._settings):
+            message = await self._pubsub.get_message(timeout=timeout)
+        return read_notice(message, self._tenants)
+
+    async def close(self) -> None:
+        with suppress(OSError):
+            await self._pubsub.aclose()

@@ -1,0 +1,291 @@
+"""The producer of event loops does what the other one does; no Redis needed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from contract.errors import Conflict, InvalidInput, JobFailed, NotFound, RedisUnreachable, TimedOut
+from contract.ids import new_job_id
+from contract.job_store import PieceWrite
+from contract.pieces import Entry, joined
+from contract.types import JobState
+from producer import async_notices
+from producer.async_client import AsyncJobHandle, AsyncProducer
+from producer.desk import Parts
+from tests.support.producer_rig import TICKET, Rig
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    with rig.producer:
+        yield rig
+
+
+@asynccontextmanager
+async def opened(rig: Rig, **options: Any) -> AsyncIterator[AsyncProducer]:
+    parts = Parts(store=rig.store, undo_store=rig.store, versions=rig.shelf, bell=rig.bell)
+    async with AsyncProducer(parts=parts, **options) as producer:
+        yield producer
+
+
+def test_a_job_from_submit_to_result(rig: Rig) -> None:
+    """Submitted, rung for, waited for, scored."""
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            handle = await producer.submit("acme/triage", TICKET, sticky_key="s")
+            assert await handle.status() is JobState.QUEUED
+            assert [ring.job_id for ring in rig.bell.rung] == [handle.id]
+            waiting = asyncio.create_task(handle.result(timeout=10))
+            await asyncio.sleep(0.02)
+            rig.run(handle.id)
+            assert (await waiting).text == "billing"
+            await handle.score("quality", 1.0)
+            assert (await handle.view()).scores == {"quality": 1.0}
+
+    asyncio.run(scenario())
+
+
+def test_errors_are_the_same(rig: Rig) -> None:
+    """The same kinds with the same words, from either producer."""
+    gone = new_job_id("acme")
+
+    def each(producer: Any) -> list[Any]:
+        return [
+            lambda: producer.submit("acme/nothing", TICKET),
+            lambda: producer.submit("acme/triage", {}),
+            lambda: producer.submit("acme/triage", {"ticket": 2**70}),
+            lambda: producer.submit("triage", TICKET),
+            lambda: producer.submit("acme/triage", TICKET, idempotency_key=""),
+            lambda: producer.submit_many("acme/triage", [TICKET, {}]),
+            lambda: producer.submit_many("acme/triage", [TICKET], idempotency_keys=["a", "b"]),
+            lambda: producer.submit_many("acme/triage", [TICKET], sticky_keys=[]),
+            lambda: producer.handle(gone).result(),
+            lambda: producer.handle(gone).cancel(),
+            lambda: producer.handle(gone).score("quality", 1.0),
+        ]
+
+    async def fails(call: Any) -> str:
+        with pytest.raises((InvalidInput, NotFound)) as caught:
+            await call()
+        return f"{type(caught.value).__name__} {caught.value}"
+
+    async def scenario() -> list[str]:
+        async with opened(rig) as producer:
+            return [await fails(call) for call in each(producer)]
+
+    expected = []
+    for call in each(rig.producer):
+        with pytest.raises((InvalidInput, NotFound)) as caught:
+            call()
+        expected.append(f"{type(caught.value).__name__} {caught.value}")
+    assert asyncio.run(scenario()) == expected
+    assert rig.store._records == {}
+
+
+def test_a_key_gives_the_same_job_to_both(rig: Rig) -> None:
+    """And another input under it is a conflict."""
+    first = rig.producer.submit("acme/triage", TICKET, idempotency_key="k")
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            again = await producer.submit("acme/triage", TICKET, idempotency_key="k", stream=True)
+            assert again.id == first.id
+            with pytest.raises(Conflict):
+                await producer.submit("acme/triage", {"ticket": "x"}, idempotency_key="k")
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_submit_takes_back_what_it_wrote(rig: Rig) -> None:
+    """And with patience it goes on, without a second record."""
+
+    async def scenario() -> None:
+        rig.bell.works_for = 1
+        async with opened(rig) as producer:
+            with pytest.raises(RedisUnreachable, match="Nothing was enqueued"):
+                await producer.submit_many("acme/triage", [TICKET] * 3)
+        assert not rig.store._records
+        rig.bell.works_for = 0
+        async with opened(rig, patience_s=20.0) as producer:
+            submit = asyncio.create_task(producer.submit("acme/triage", TICKET))
+            await asyncio.sleep(0.1)
+            rig.bell.works_for = 5
+            handle = await submit
+            assert list(rig.store._records) == [handle.id]
+
+    asyncio.run(scenario())
+
+
+def test_as_completed_yields_each_as_it_ends(rig: Rig) -> None:
+    """Those without a record too; at the timeout it counts the rest."""
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            handles = await producer.submit_many("acme/triage", [TICKET] * 3)
+            unknown = producer.handle(new_job_id("acme"))
+            rig.run(handles[2].id)
+            found = producer.as_completed([*handles, handles[2], unknown], timeout=0.5)
+            assert {await anext(found), await anext(found)} == {handles[2], unknown}
+            rig.run(handles[0].id)
+            assert await anext(found) == handles[0]
+            with pytest.raises(TimedOut, match="1 of 4"):
+                await anext(found)
+            assert [_ async for _ in producer.as_completed([])] == []
+            assert len(producer._watcher._waits) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_wait_that_is_cancelled_leaves_nothing(rig: Rig) -> None:
+    """And the job goes on."""
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            handle = await producer.submit("acme/triage", TICKET)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await handle.result()
+            assert len(producer._watcher._waits) == 0
+            with pytest.raises(TimedOut):
+                await handle.result(timeout=0.05)
+            assert await handle.status() is JobState.QUEUED
+            assert await handle.cancel() is JobState.CANCELLED
+            with pytest.raises(JobFailed):
+                await handle.result()
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_producer_tells_those_who_wait(rig: Rig) -> None:
+    """At once, and whoever waits later."""
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            handle = await producer.submit("acme/triage", TICKET)
+            waiting = asyncio.create_task(handle.result())
+            await asyncio.sleep(0.05)
+            await producer.close()
+            with pytest.raises(Exception, match="closed"):
+                await waiting
+            with pytest.raises(Exception, match="closed"):
+                await handle.result()
+
+    asyncio.run(scenario())
+
+
+def test_the_watching_ends_when_nobody_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And begins again."""
+    monkeypatch.setattr(async_notices, "_IDLE_S", 0.05)
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            for _ in range(2):
+                handle = await producer.submit("acme/triage", TICKET)
+                waiting = asyncio.create_task(handle.result())
+                await asyncio.sleep(0.05)
+                assert producer._watcher._task is not None
+                rig.run(handle.id)
+                await waiting
+                give_up = time.monotonic() + 5
+                while producer._watcher._task is not None:
+                    assert time.monotonic() < give_up
+                    await asyncio.sleep(0.02)
+            assert all(stream.closed for stream in rig.store._streams)
+
+    asyncio.run(scenario())
+
+
+def test_handles_are_equal_by_id(rig: Rig) -> None:
+    """As the other kind's."""
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            handle = await producer.submit("acme/triage", TICKET)
+            assert {handle, producer.handle(handle.id)} == {handle}
+            assert handle != handle.id
+            assert repr(handle) == f"AsyncJobHandle({handle.id!r})"
+            assert isinstance(handle, AsyncJobHandle)
+
+    asyncio.run(scenario())
+
+
+# --- streams, of either producer
+
+
+def _write(rig: Rig, job_id: str, *entries: Entry) -> None:
+    rig.store.write_pieces([PieceWrite(job_id=job_id, entries=entries, keep_s=10)])
+
+
+def _text(words: str, at: int) -> Entry:
+    return Entry(kind="text", fence=1, at=at, text=words)
+
+
+def test_a_stream_ends_with_the_result_also_when_nobody_says_so(rig: Rig) -> None:
+    """For both; the rest of the text comes with it."""
+    handle = rig.producer.submit("acme/triage", TICKET, stream=True)
+    _write(rig, handle.id, _text("bil", 0))
+    rig.run(handle.id)
+    pieces = list(handle.stream(timeout=10))
+    assert [(p.kind, p.text) for p in pieces] == [("text", "bil"), ("text", "ling"), ("end", "")]
+    assert next(handle.stream(after=pieces[0].entry)).text == "ling"
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            again = [piece async for piece in producer.handle(handle.id).stream()]
+            assert again == pieces
+            assert str(again[1]) == "ling"
+
+    asyncio.run(scenario())
+    assert joined(pieces) == handle.result().text
+
+
+def test_leaving_a_stream_cancels_nothing(rig: Rig) -> None:
+    """Nor does its timeout."""
+    handle = rig.producer.submit("acme/triage", TICKET, stream=True)
+    _write(rig, handle.id, _text("bil", 0))
+    for piece in handle.stream():
+        assert piece.text == "bil"
+        break
+    with pytest.raises(TimedOut):
+        list(handle.stream(timeout=0.1))
+    assert handle.status() is JobState.QUEUED
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            with pytest.raises(TimedOut):
+                async for _ in producer.handle(handle.id).stream(timeout=0.1):
+                    pass
+
+    asyncio.run(scenario())
+    assert handle.status() is JobState.QUEUED
+
+
+def test_what_cannot_be_streamed(rig: Rig) -> None:
+    """A job that did not ask for it, one without a record, an entry that is none or gone."""
+    handle = rig.producer.submit("acme/triage", TICKET)
+    with pytest.raises(Conflict, match="stream=True"):
+        next(handle.stream())
+    with pytest.raises(NotFound):
+        next(rig.producer.handle(new_job_id("acme")).stream())
+    streamed = rig.producer.submit("acme/triage", TICKET, stream=True)
+    with pytest.raises(InvalidInput):
+        next(streamed.stream(after="x"))
+    with pytest.raises(NotFound, match="from its start"):
+        next(streamed.stream(after="7-0"))
+
+
+def test_a_cancelled_job_ends_its_stream(rig: Rig) -> None:
+    """Nobody ran it, so nobody wrote an end."""
+    handle = rig.producer.submit("acme/triage", TICKET, stream=True)
+    handle.cancel()
+    [end] = handle.stream(timeout=10)
+    assert (end.kind, end.status) == ("end", JobState.CANCELLED)
+    assert end.to_dict() == {"event": "end", "attempt": 0, "status": "cancelled"}
