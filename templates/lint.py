@@ -6,11 +6,13 @@ weights are loaded and no Redis is asked.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 
 from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
@@ -19,6 +21,7 @@ from templates.fill import fill
 from templates.finding import Finding
 from templates.lint_prefix import Compiled, lint_prefix
 from templates.lint_texts import lint_texts
+from templates.output_schema import endless_places, without_costly
 from templates.spec import TemplateSpec
 
 
@@ -48,6 +51,37 @@ def lint_spec(spec: TemplateSpec, *, today: date | None = None) -> Iterator[Find
             remedy="Add two or more: publishing tries each, and lint measures the prefix by them.",
         )
     yield from _samples(spec)
+    yield from _output(spec)
+
+
+def _output(spec: TemplateSpec) -> Iterator[Finding]:
+    schema = spec.output.json_schema
+    if schema is None:
+        return
+    if places := endless_places(schema):
+        yield Finding(
+            level="warning",
+            code="answer_endless",
+            message=f"output.schema lets an answer grow without end: {', '.join(places[:5])}",
+            remedy="Give texts a maxLength and arrays maxItems, so that answers end within "
+            "generation.max_new_tokens.",
+        )
+    validator = Draft202012Validator(without_costly(schema), registry=Registry())
+    for number, sample in enumerate(spec.samples, 1):
+        if sample.expected is None:
+            continue
+        try:
+            problem = best_match(validator.iter_errors(json.loads(sample.expected)))
+            why = "" if problem is None else "; ".join(place_and_rule(problem))
+        except (ValueError, RecursionError):
+            why = "it is no JSON"
+        if why:
+            yield Finding(
+                level="error",
+                code="expected_impossible",
+                message=f"sample {number} expects what output.schema does not allow: {why}",
+                remedy="Expect JSON that fits the schema; spaces and order do not matter.",
+            )
 
 
 def _samples(spec: TemplateSpec) -> Iterator[Finding]:
