@@ -74,7 +74,8 @@ class OutputGrammar:
         self._matcher = matcher
         self._masks = masks
         # An empty registry: nothing that a schema refers to is fetched.
-        self._validator = Draft202012Validator(without_costly(schema), registry=Registry())
+        checked = without_costly(for_grammar(schema))
+        self._validator = Draft202012Validator(checked, registry=Registry())
 
     def start(self) -> GrammarRun:
         """See `Grammar.start`."""

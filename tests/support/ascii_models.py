@@ -16,7 +16,7 @@ _CONTROL = ("<pad>", "<bos>", "<eos>")
 
 
 def ascii_tokenizer() -> TemplateTokenizer:
-    """Byte-level BPE without merges: ids from 3 are a blank and the characters from FIRST to "}"."""
+    """Byte-level BPE without merges: from id 3 a blank and the characters from FIRST to "}"."""
     letters = ["\u0120", *map(chr, range(ord(FIRST), ord(FIRST) + VOCABULARY - len(_CONTROL) - 1))]
     vocab = {text: id_ for id_, text in enumerate((*_CONTROL, *letters))}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}

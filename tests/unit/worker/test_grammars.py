@@ -80,7 +80,7 @@ def test_control_tokens_are_never_allowed_and_an_end_only_when_whole(grammars: G
 
 def test_added_tokens_that_are_not_special_stay_out_too() -> None:
     """`<think>` spells text that a string may hold, and is a control token all the same."""
-    tokenizer = made("byte_level")
+    tokenizer = made("byte-level")
     grammar = Grammars(tokenizer, tokenizer_digest="made", eos_ids=(2,)).get(
         {"type": "string", "maxLength": 50}
     )
@@ -203,7 +203,7 @@ def test_hostile_schemas_take_bounded_time(grammars: Grammars, name: str) -> Non
     assert slowest < 3
 
 
-@pytest.mark.parametrize("kind", ["word_piece", "word_level"])
+@pytest.mark.parametrize("kind", ["word piece", "word level", "metaspace first"])
 def test_a_tokenizer_without_bytes_is_refused(kind: str) -> None:
     """It cannot spell every JSON; templates without a schema work with it."""
     with pytest.raises(GrammarRefused, match="tokenizer"):
