@@ -17,7 +17,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from contract.described import place_and_rule
-from templates.fill import fill
+from templates.fill import fill, most_new_tokens
 from templates.finding import Finding
 from templates.lint_prefix import Compiled, lint_prefix
 from templates.lint_texts import lint_texts
@@ -135,7 +135,7 @@ def lint_prompt(it: Compiled) -> Iterator[Finding]:
 
 def _positions(it: Compiled, prompts: list[int]) -> Iterator[Finding]:
     most = it.model.max_positions
-    new = _new_tokens(it)
+    new = most_new_tokens(it.spec, it.tokenizer)
     for number, tokens in enumerate(prompts, 1):
         if most is not None and tokens + new > most:
             yield Finding(
@@ -145,10 +145,3 @@ def _positions(it: Compiled, prompts: list[int]) -> Iterator[Finding]:
                 f"the model has {most} positions",
                 remedy="Shorten the messages, or lower generation.max_new_tokens.",
             )
-
-
-def _new_tokens(it: Compiled) -> int:
-    """How many tokens an answer may have; among choices, the longest and its end."""
-    if it.spec.output.choices is None:
-        return it.spec.generation.max_new_tokens
-    return max(len(it.tokenizer.encode_ordinary(c)) for c in it.spec.output.choices) + 1
