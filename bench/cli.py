@@ -12,6 +12,8 @@ _COMMANDS = {
     "cached": "bench.cached_vs_uncached",
     "end-to-end": "bench.end_to_end",
     "fork": "bench.fork",
+    "grammars": "bench.grammars",
+    "json": "bench.json_answers",
     "kernels": "bench.native_kernels",
     "labels": "bench.labels",
     "mixed": "bench.mixed",

@@ -149,6 +149,7 @@ class Result:
     text: str = ""
     choice: str | None = None  # one of the template's output.choices
     probabilities: Mapping[str, float] = field(default_factory=dict)  # of each, their sum 1
+    data: Any = None  # the JSON that `text` spells, where the template has an output.schema
     token_ids: tuple[int, ...] = ()  # of the completion, the end-of-sequence id included
     finish_reason: FinishReason = "error"
     usage: Usage = field(default_factory=Usage)
@@ -175,6 +176,7 @@ class Result:
             "text": self.text,
             "choice": self.choice,
             "probabilities": dict(self.probabilities),
+            "data": self.data,
             "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
             "usage": self.usage.to_dict(),
@@ -209,6 +211,7 @@ class Result:
             text=_of(str, data, "text"),
             choice=None if data["choice"] is None else _of(str, data, "choice"),
             probabilities={name: _of(float, probabilities, name) for name in probabilities},
+            data=data.get("data"),  # nor this
             token_ids=tuple(_each(int, data, "token_ids")),
             finish_reason=cast(FinishReason, _of(str, data, "finish_reason")),
             usage=Usage.from_dict(_of(dict, data, "usage")),

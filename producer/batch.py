@@ -1,9 +1,9 @@
 """A file of inputs becomes a file of results: checked first, bounded, resumable.
 
-The input is JSON lines, `{"variables": {...}, "template": ..., "id": ..., "sticky_key": ...}`, of
-which the last three are optional. Each result is one JSON line with the input's `index` (its line,
-counted from 0), its `id` and the batch's name, in the order in which jobs end. The batch's name is
-made of the input's bytes and of what was asked for it; it stands in every line of the output, so
+Input and output are JSON lines, in prefillq's own words or in another's (`batch_format`). Each
+result is one line that says which line of the input it is of (its `index`, counted from 0), its
+`id` and the batch's name, in the order in which jobs end. The batch's name is made of the input's
+bytes and of what was asked for it; it stands in every line of the output, so
 that a later run knows, without any other file, whether the output is its own and what is left to
 do. Idempotency keys are made of it too: a job enqueued by an interrupted run is found again, never
 enqueued twice.
@@ -32,17 +32,17 @@ from contract.errors import (
     PrefillqError,
     SpecInvalid,
 )
-from contract.ids import parse_address
 from contract.types import JobState, Result
+from producer.batch_format import INVALID, OWN, Format, OnlyVariable, Written
 from templates.rollouts.plain import check_key
+
+__all__ = ["INVALID"]  # and all that is defined here
 
 H = TypeVar("H", bound="Handle")
 Check = Callable[[str, Mapping[str, Any], str | None], None]
 
-INVALID = "invalid"  # the status of a line that could not become a job
 _LONGEST_PAUSE_S = 5.0  # a limit may be raised while a batch waits for its turn
 _MAX_RESULT_LINE = 2**29  # JSON of the largest result that settings allow, and then some
-_FIELDS = {"variables", "template", "id", "sticky_key"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +104,20 @@ def chunks_of(file: IO[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
+def no_variable(template: str) -> str:
+    """`OnlyVariable` where no template is known."""
+    raise InvalidInput("the template's variables are not known", given=template)
+
+
 def read_line(
-    text: bytes, index: int, *, template: str | None, check: Check, max_bytes: int = 2**26
+    text: bytes,
+    index: int,
+    *,
+    template: str | None,
+    check: Check,
+    max_bytes: int = 2**26,
+    format_: Format = OWN,
+    only_variable: OnlyVariable = no_variable,
 ) -> BatchLine | BadLine:
     """Read one input line. `check` is given template, variables and sticky key, and raises a
     PrefillqError when they do not fit."""
@@ -113,33 +125,77 @@ def read_line(
     try:
         # Some editors begin a file with a byte order mark, and it is no part of the first line.
         data = _json_object(_text_of(text, max_bytes, "utf-8-sig" if index == 0 else "utf-8"))
-        id_ = _id(data)
-        address = _address(data, template)
-        variables = _variables(data)
-        sticky_key = _sticky_key(data)
-        check(address, variables, sticky_key)
+        id_ = format_.id_of(data)
+        check_plain(id_, path="id")
+        asked = format_.read(data, template=template, only_variable=only_variable)
+        if asked.sticky_key is not None:
+            check_key("sticky_key", asked.sticky_key)
+        check(asked.template, asked.variables, asked.sticky_key)
     except (InvalidInput, NotFound, SpecInvalid) as error:  # Redis out of reach is no bad line
         return BadLine(index=index, id=id_, error=error)
     return BatchLine(
-        index=index, id=id_, template=address, variables=variables, sticky_key=sticky_key
+        index=index,
+        id=id_,
+        template=asked.template,
+        variables=asked.variables,
+        sticky_key=asked.sticky_key,
     )
 
 
 def read_lines(
-    file: Iterable[bytes], *, template: str | None, check: Check, max_bytes: int = 2**26
+    file: Iterable[bytes],
+    *,
+    template: str | None,
+    check: Check,
+    max_bytes: int = 2**26,
+    format_: Format = OWN,
+    only_variable: OnlyVariable = no_variable,
 ) -> Iterator[BatchLine | BadLine]:
-    """Every line that is not blank, one at a time."""
+    """Every line that is not blank, one at a time. Where ids must be, none may be there twice."""
+    seen: dict[str, int] = {}
     for index, text in enumerate(file):
-        if text.strip() not in (b"", codecs.BOM_UTF8):
-            yield read_line(text, index, template=template, check=check, max_bytes=max_bytes)
+        if text.strip() in (b"", codecs.BOM_UTF8):
+            continue
+        line = read_line(
+            text,
+            index,
+            template=template,
+            check=check,
+            max_bytes=max_bytes,
+            format_=format_,
+            only_variable=only_variable,
+        )
+        if format_.unique_ids and isinstance(line.id, str):
+            first = seen.setdefault(line.id, index)
+            if first != index:
+                line = BadLine(index=index, id=line.id, error=_there_already(first))
+        yield line
 
 
-def batch_name(file: Iterable[bytes], *, template: str | None, use_cache: bool, run: str) -> str:
+def _there_already(first: int) -> InvalidInput:
+    return InvalidInput(
+        "the id is there already",
+        given=f"that of line {first + 1}",
+        expected="one of its own",
+        remedy="Results come in another order and are told apart by it.",
+    )
+
+
+def batch_name(
+    file: Iterable[bytes],
+    *,
+    template: str | None,
+    use_cache: bool,
+    run: str,
+    format_: Format = OWN,
+) -> str:
     """16 hex digits that name the input and what was asked for it."""
     content = hashlib.sha256()
     for text in file:
         content.update(text)
-    asked = {"template": template, "use_cache": use_cache, "run": run}
+    asked: dict[str, Any] = {"template": template, "use_cache": use_cache, "run": run}
+    if format_ is not OWN:  # whose batches keep the names that they had when there was no other
+        asked["format"] = format_.name
     return digest({"input": content.hexdigest(), **asked})[:16]
 
 
@@ -161,88 +217,80 @@ class Summary:
         """True when every line has an answer."""
         return self.statuses[JobState.SUCCEEDED] == self.done
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        self.statuses[line["status"]] += 1
-        usage = line.get("usage")
-        if usage is not None:
-            self.prompt_tokens += usage["prompt_tokens"]
-            self.completion_tokens += usage["completion_tokens"]
-            self.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
+    def add(self, line: Written) -> None:
+        self.statuses[line.status] += 1
+        if line.usage is not None:
+            self.prompt_tokens += line.usage.prompt_tokens
+            self.completion_tokens += line.usage.completion_tokens
+            self.cached_tokens += line.usage.cached_tokens
 
 
 class Output:
     """The file of results. Opening it drops a torn last line and reads what is done."""
 
-    def __init__(self, file: IO[bytes], batch: str) -> None:
+    def __init__(self, file: IO[bytes], batch: str, format_: Format = OWN) -> None:
         """`file` is open for reading and writing. Raises Conflict when it is another batch's."""
         self.batch = batch
+        self._format = format_
         self.indexes: set[int] = set()
         self.summary = Summary()
         self._file = file
         end = 0
         for text in lines_of(file, max_bytes=_MAX_RESULT_LINE):
-            if not text.endswith(b"\n") and _torn(text):
+            if not text.endswith(b"\n") and _torn(text, format_.beginning):
                 break  # the process that wrote it was killed
             line = self._own_line(text)
             end += len(text)
-            if line["index"] not in self.indexes:
+            if line.index not in self.indexes:
                 self._count(line)
         file.seek(end)
         file.truncate()
 
-    def write(self, index: int, id_: str | int | None, content: Mapping[str, Any]) -> None:
-        """Append one line and flush it. An index that is there already is left alone."""
+    def write(self, line: BatchLine, result: Result) -> None:
+        """Append the result of a line's job, unless it is there already."""
+        where: Any = {"batch": self.batch, "index": line.index, "id_": line.id}
+        self._append(line.index, lambda: self._format.result(result, **where))
+
+    def refuse(self, line: BadLine) -> None:
+        """Append what is wrong with a line, unless it is there already."""
+        where: Any = {"batch": self.batch, "index": line.index, "id_": line.id}
+        self._append(line.index, lambda: self._format.refused(line.error, **where))
+
+    def _append(self, index: int, make: Callable[[], Any]) -> None:
         if index in self.indexes:
             return
-        line = {"index": index, "id": id_, "batch": self.batch, **content}
+        line = make()
         self._file.write(json_line(line).encode("utf-8") + b"\n")
         self._file.flush()
-        self._count(line)
+        self._count(self._format.written(line))
 
-    def _count(self, line: Mapping[str, Any]) -> None:
-        self.indexes.add(line["index"])
+    def _count(self, line: Written) -> None:
+        self.indexes.add(line.index)
         self.summary.add(line)
 
-    def _own_line(self, text: bytes) -> Mapping[str, Any]:
+    def _own_line(self, text: bytes) -> Written:
         try:
-            line = json.loads(text)
-            whose = _own(line)
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            line = self._format.written(json.loads(text))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise Conflict(
                 "the output file holds something else",
                 given=f"a line of {len(text)} bytes that is no result",
-                expected="results of an earlier run of this batch, or nothing",
+                expected=f"results of an earlier run of this batch as {self._format.name} lines, "
+                "or nothing",
                 remedy="Name another file with -o.",
             ) from error
-        if whose != self.batch:
+        if line.batch != self.batch:
             raise Conflict(
                 "the output file belongs to another batch",
-                given=f"results of batch {whose[:40]}",
+                given=f"results of batch {line.batch[:40]}",
                 expected=f"results of batch {self.batch}, or nothing",
                 remedy="Name another file with -o; input and options must be those it began with.",
             )
-        result: Mapping[str, Any] = line
-        return result
+        return line
 
 
-def _own(line: Any) -> str:
-    """The batch's name in a line of results. Raises LookupError or TypeError for other lines."""
-    usage = line.get("usage") if isinstance(line, dict) else None
-    if usage is not None:
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        counts = (usage["prompt_tokens"], usage["completion_tokens"], cached)
-        if any(type(count) is not int for count in counts):
-            raise TypeError("counts that are none")
-    index, whose, status = line["index"], line["batch"], line["status"]
-    if (type(index), type(whose), type(status)) != (int, str, str):
-        raise TypeError("fields of other types")
-    name: str = whose
-    return name
-
-
-def _torn(text: bytes) -> bool:
-    """True for the beginning of a line that `Output.write` made; other files are not cut."""
-    beginning = b'{"index": '
+def _torn(text: bytes, beginning: bytes) -> bool:
+    """True for the beginning of a line that `Output` made; other files are not cut."""
     return text.startswith(beginning) or beginning.startswith(text)
 
 
@@ -267,7 +315,7 @@ def run_batch(
             return
         for handle in submitter.ended([handle for handle, _ in running.values()]):
             _, line = running.pop(handle.id)
-            output.write(line.index, line.id, handle.outcome(0).to_dict())
+            output.write(line, handle.outcome(0))
             on_done()
             if len(running) <= down_to:
                 return
@@ -276,7 +324,7 @@ def run_batch(
         if line.index in output.indexes:
             continue
         if isinstance(line, BadLine):
-            output.write(line.index, line.id, {"status": INVALID, "error": line.error.to_dict()})
+            output.refuse(line)
             on_done()
             continue
         while True:
@@ -303,52 +351,6 @@ def _waited(error: Conflict) -> bool:
     return True
 
 
-def _id(data: Mapping[str, Any]) -> str | int | None:
-    value = data.get("id")
-    if value is None or isinstance(value, str | int):
-        check_plain(value, path="id")
-        return value
-    raise InvalidInput("id is neither text nor integer", given=describe(value))
-
-
-def _sticky_key(data: Mapping[str, Any]) -> str | None:
-    key = data.get("sticky_key")
-    if key is not None:
-        check_key("sticky_key", key)
-    return key
-
-
-def _address(data: Mapping[str, Any], default: str | None) -> str:
-    address = data.get("template", default)
-    if not isinstance(address, str):
-        raise InvalidInput(
-            "template is missing",
-            given="no template" if address is None else describe(address),
-            expected='"template": "tenant/name"',
-            remedy="Name it on the line or with --template.",
-        )
-    parse_address(address)
-    return address
-
-
-def _variables(data: Mapping[str, Any]) -> dict[str, Any]:
-    if unknown := sorted(set(data) - _FIELDS):
-        raise InvalidInput(
-            "unknown fields",
-            given=", ".join(map(ascii, unknown))[:120],
-            expected="variables, template, id, sticky_key",
-            remedy="Put the template's variables under 'variables'.",
-        )
-    variables = data.get("variables")
-    if not isinstance(variables, dict):
-        raise InvalidInput(
-            "variables is no object",
-            given="nothing" if variables is None else describe(variables),
-            expected='"variables": {"name": value}',
-        )
-    return variables
-
-
 def _text_of(line: bytes, max_bytes: int, encoding: str) -> str:
     if len(line) > max_bytes:
         raise InvalidInput(
@@ -370,12 +372,10 @@ def _json_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, ValueError) else "too deeply nested"
         raise InvalidInput(
-            "not a line of JSON", given=reason[:120], expected='{"variables": {...}}'
+            "not a line of JSON", given=reason[:120], expected="one JSON object"
         ) from error
     if not isinstance(data, dict):
-        raise InvalidInput(
-            "not a JSON object", given=describe(data), expected='{"variables": {...}}'
-        )
+        raise InvalidInput("not a JSON object", given=describe(data), expected="one JSON object")
     return data
 
 

@@ -24,9 +24,11 @@ from contract.ids import parse_address
 
 if TYPE_CHECKING:
     from contract.settings import Settings
+    from contract.types import VersionRef
     from producer.batch import BadLine, BatchLine, Summary
     from producer.handle import JobHandle
     from templates.target import Target
+    from templates.version import PublishedVersion
 
 _SHOWN = 20  # bad lines on a terminal
 _KEPT = 10_000  # and with --json: a file can have more of them than memory has room
@@ -40,9 +42,18 @@ _KEPT = 10_000  # and with --json: a file can have more of them than memory has 
     "out",
     envvar="PREFILLQ_BATCH_OUTPUT",
     type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
     help="Results, one JSON line each. Run again with the same file to go on.",
 )
+@option(
+    "--format",
+    "format_name",
+    envvar="PREFILLQ_BATCH_FORMAT",
+    type=click.Choice(["prefillq", "openai"]),
+    default="prefillq",
+    show_default=True,
+    help="What lines look like, in and out: ours, or those of OpenAI's Batch API.",
+)
+@option("--dry-run", is_flag=True, help="Check all lines and count their tokens; enqueue nothing.")
 @option("--template", metavar="ADDRESS", help="For the lines that name none.")
 @option(
     "--window",
@@ -68,7 +79,9 @@ def batch(
     ctx: click.Context,
     *,
     file: str,
-    out: Path,
+    out: Path | None,
+    format_name: str,
+    dry_run: bool,
     template: str | None,
     window: int,
     patience: float,
@@ -85,6 +98,11 @@ def batch(
     lines are checked before the first job is enqueued. Results are appended as
     they come, with the line's "index" (from 0) and "id". After an interruption, the same
     command does only what is missing.
+
+    With --format openai, lines are those of OpenAI's Batch API: "custom_id", and a "body" whose
+    "model" is the template's address and whose "prompt" has the "variables" (docs/batch.md).
+
+    --dry-run needs the model's tokenizer on this machine, and no -o.
     """
     from producer.batch import (
         BadLine,
@@ -95,7 +113,13 @@ def batch(
         read_lines,
         run_batch,
     )
+    from producer.batch_format import OWN, Format
+    from producer.openai_lines import OPENAI
 
+    if out is None and not dry_run:
+        raise click.UsageError("Missing option '-o' / '--output'.", ctx)
+    formats: dict[str, Format] = {"prefillq": OWN, "openai": OPENAI}
+    format_ = formats[format_name]
     started = time.monotonic()
     settings: Settings = ctx.obj
     jobs = _Jobs(
@@ -104,34 +128,79 @@ def batch(
         patience_s=patience,
         deadline=None if timeout is None else started + timeout,
     )
-    with _source(file) as source, _locked(out) as target:
-        name = batch_name(chunks_of(source), template=template, use_cache=not no_cache, run=run)
-        output = Output(target, name)
-        # JSON may spell each byte of a variable with six characters, and has a frame around them.
-        longest = 6 * settings.max_variables_bytes + 2**16
+    # JSON may spell each byte of a variable with six characters, and has a frame around them.
+    longest = 6 * settings.max_variables_bytes + 2**16
+    with _source(file) as source:
 
         def lines() -> Iterator[BatchLine | BadLine]:
             source.seek(0)
-            found = lines_of(source, max_bytes=longest)
-            return read_lines(found, template=template, check=jobs.check, max_bytes=longest)
+            return read_lines(
+                lines_of(source, max_bytes=longest),
+                template=template,
+                check=jobs.check,
+                max_bytes=longest,
+                format_=format_,
+                only_variable=jobs.only_variable,
+            )
 
-        total, bad, bad_lines = 0, [], 0
-        for line in lines():
-            total += 1
-            if isinstance(line, BadLine):
-                bad_lines += 1
-                if bad_lines <= _KEPT:
-                    bad.append(line)
-        if bad and not skip_invalid:
-            _refuse(bad, bad_lines)
-        before = output.summary.done
+        if dry_run:
+            _count_tokens(lines(), jobs, settings, skip_invalid=skip_invalid)
+            return
+        assert out is not None  # noqa: S101 - a usage error above
+        with _locked(out) as target:
+            name = batch_name(
+                chunks_of(source),
+                template=template,
+                use_cache=not no_cache,
+                run=run,
+                format_=format_,
+            )
+            output = Output(target, name, format_)
+            total, bad = 0, _Bad()
+            for line in lines():
+                total += 1
+                if isinstance(line, BadLine):
+                    bad.add(line)
+            if bad.count and not skip_invalid:
+                bad.refuse()
+            before = output.summary.done
+            try:
+                with _progress(total, before) as on_done:
+                    run_batch(lines(), output, jobs, window=window, on_done=on_done)
+            except BaseException:
+                note(
+                    f"{output.summary.done} of {total} results in {out}; "
+                    "run the same again to go on"
+                )
+                raise
+            _finish(ctx, output.summary, out=out, before=before, seconds=time.monotonic() - started)
+
+
+def _count_tokens(
+    lines: Iterator[BatchLine | BadLine], jobs: _Jobs, settings: Settings, *, skip_invalid: bool
+) -> None:
+    """Say what the lines come to, on stdout. Raises InvalidInput for bad ones, ModelError."""
+    from producer.batch import BadLine
+    from producer.dry_run import DryRun
+
+    counted, bad = DryRun(settings), _Bad()
+    for line in lines:
+        if isinstance(line, BadLine):
+            bad.add(line)
+            continue
         try:
-            with _progress(total, before) as on_done:
-                run_batch(lines(), output, jobs, window=window, on_done=on_done)
-        except BaseException:
-            note(f"{output.summary.done} of {total} results in {out}; run the same again to go on")
-            raise
-        _finish(ctx, output.summary, out=out, before=before, seconds=time.monotonic() - started)
+            counted.add(jobs.version_of(line), line.variables)
+        except InvalidInput as error:  # longer than its model can read
+            bad.add(BadLine(index=line.index, id=line.id, error=error))
+    if bad.count and not skip_invalid:
+        bad.refuse()
+    if json_wanted(click.get_current_context()):
+        emit_json({**counted.to_dict(), "invalid": bad.count})
+        return
+    for text in counted.lines():
+        click.echo(text)
+    if bad.count:
+        note(f"{bad.count} line(s) cannot become jobs and were left out")
 
 
 class _Jobs:
@@ -158,13 +227,34 @@ class _Jobs:
         self._deadline = deadline  # on the monotonic clock
 
     def check(self, template: str, variables: Mapping[str, Any], sticky_key: str | None) -> None:
-        registry = self._registry
+        for ref in self._target(template).refs_for(variables, sticky_key):
+            self._checker.check(self._version(ref), variables)
+
+    def only_variable(self, template: str) -> str:
+        """`producer.batch_format.OnlyVariable`."""
+        version = self._version(self._target(template).stable)
+        names = list(version.spec.input.json_schema.get("properties", {}))
+        if len(names) != 1:
+            raise InvalidInput(
+                "body.messages can only stand for a template's one variable",
+                given=f"{version.ref} with {', '.join(names)[:120] or 'none'}",
+                remedy="Give the variables by name in body.prompt.variables.",
+            )
+        return str(names[0])
+
+    def version_of(self, line: BatchLine) -> PublishedVersion:
+        """The version that a line gets, or during a rollout may get."""
+        refs = self._target(line.template).refs_for(line.variables, line.sticky_key)
+        return self._version(refs[0])
+
+    def _target(self, template: str) -> Target:
         if template not in self._targets:
             address = parse_address(template)
-            self._targets[template] = self._patience.call(lambda: registry.target(address))
-        for ref in self._targets[template].refs_for(variables, sticky_key):
-            version = self._patience.call(partial(registry.get, ref))
-            self._checker.check(version, variables)
+            self._targets[template] = self._patience.call(lambda: self._registry.target(address))
+        return self._targets[template]
+
+    def _version(self, ref: VersionRef) -> PublishedVersion:
+        return self._patience.call(partial(self._registry.get, ref))
 
     def submit(self, line: BatchLine, idempotency_key: str) -> JobHandle:
         return self._producer.submit(
@@ -227,22 +317,34 @@ def _locked(out: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _refuse(bad: list[BadLine], count: int) -> None:
-    """Say what is wrong with each bad line, and raise. `bad` are the first of `count`."""
-    ctx = click.get_current_context()
-    error = InvalidInput(
-        f"{count} line(s) of the batch cannot become jobs; nothing was enqueued",
-        given=", ".join(f"line {line.index + 1}" for line in bad[:_SHOWN]),
-        remedy="Mend them, or leave them out with --skip-invalid.",
-    )
-    if json_wanted(ctx):
-        emit_json({**error.to_dict(), "lines": [line.to_dict() for line in bad]})
-        ctx.exit(error.exit_code)
-    for line in bad[:_SHOWN]:
-        note(str(line))
-    if count > _SHOWN:
-        note(f"... and {count - _SHOWN} more")
-    raise error
+class _Bad:
+    """Lines that cannot become jobs: how many there are, and the first of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[BadLine] = []
+
+    def add(self, line: BadLine) -> None:
+        self.count += 1
+        if self.count <= _KEPT:
+            self._first.append(line)
+
+    def refuse(self) -> None:
+        """Say what is wrong with each, and raise InvalidInput."""
+        ctx = click.get_current_context()
+        error = InvalidInput(
+            f"{self.count} line(s) of the batch cannot become jobs; nothing was enqueued",
+            given=", ".join(f"line {line.index + 1}" for line in self._first[:_SHOWN]),
+            remedy="Mend them, or leave them out with --skip-invalid.",
+        )
+        if json_wanted(ctx):
+            emit_json({**error.to_dict(), "lines": [line.to_dict() for line in self._first]})
+            ctx.exit(error.exit_code)
+        for line in self._first[:_SHOWN]:
+            note(str(line))
+        if self.count > _SHOWN:
+            note(f"... and {self.count - _SHOWN} more")
+        raise error
 
 
 @contextmanager
@@ -283,6 +385,7 @@ def _progress(total: int, done: int) -> Iterator[Callable[[], None]]:
 def _finish(
     ctx: click.Context, summary: Summary, *, out: Path, before: int, seconds: float
 ) -> None:
+    rate = (summary.done - before) / max(seconds, 1e-6)  # of this run's
     if json_wanted(ctx):
         emit_json(
             {
@@ -294,6 +397,7 @@ def _finish(
                 "cached_tokens": summary.cached_tokens,
                 "completion_tokens": summary.completion_tokens,
                 "seconds": round(seconds, 3),
+                "jobs_per_s": round(rate, 3),
             }
         )
     else:
@@ -302,7 +406,7 @@ def _finish(
         note(
             f"{counts or 'no lines'}{earlier}; {summary.prompt_tokens} prompt tokens, "
             f"{summary.cached_tokens} of them cached, {summary.completion_tokens} new; "
-            f"{seconds:.1f} s; results in {out}"
+            f"{seconds:.1f} s, {rate:.2f} jobs/s; results in {out}"
         )
     if not summary.succeeded:
         ctx.exit(JobFailed.exit_code)

@@ -9,6 +9,7 @@ from difflib import unified_diff
 from typing import Any
 
 from contract.canonical import canonical_json
+from templates.output_schema import schema_text
 from templates.skeleton import common_length
 from templates.spec import Sample, TemplateSpec
 from templates.transfer import spec_text
@@ -120,7 +121,8 @@ class Difference:
 
 
 def diff_sides(before: Side, after: Side) -> Difference:
-    """Compare two sides. Order of keys and comments never count as a difference."""
+    """Compare two sides. Comments never count as a difference, nor does the order of
+    keys but in output.schema, where it is the order of the answer."""
     old, new = before.spec, after.spec
     text = tuple(
         unified_diff(
@@ -154,10 +156,13 @@ def _plain(part: Any) -> dict[str, Any]:
 
 
 def _settings(spec: TemplateSpec) -> dict[str, Any]:
+    choices, schema = spec.output.choices, spec.output.json_schema
     return {
         "model": spec.model,
         "strict": spec.strict,
-        **{f"output.{name}": value for name, value in _plain(spec.output).items()},
+        "output.choices": None if choices is None else list(choices),
+        # As text: here the order of keys is a difference.
+        "output.schema": None if schema is None else schema_text(schema),
         **{f"limits.{name}": value for name, value in _plain(spec.limits).items()},
     }
 

@@ -14,6 +14,7 @@ from typing import Any
 from contract.errors import InvalidInput
 from templates.compiled import CompiledTemplate, Control, Piece, Segment, Span
 from templates.placeholders import Literal, to_text
+from templates.spec import TemplateSpec
 from templates.tokenizer import TemplateTokenizer
 
 
@@ -51,6 +52,13 @@ def trusted_ids(
     A check on `fill` for plain jobs, never an input for a model.
     """
     return tokenizer.encode_trusted(filled_text(compiled, variables))
+
+
+def most_new_tokens(spec: TemplateSpec, tokenizer: TemplateTokenizer) -> int:
+    """How many tokens an answer may have; among choices, the longest and its end."""
+    if spec.output.choices is None:
+        return spec.generation.max_new_tokens
+    return max(len(tokenizer.encode_ordinary(choice)) for choice in spec.output.choices) + 1
 
 
 def check_positions(prompt_tokens: int, max_new_tokens: int, max_positions: int | None) -> None:

@@ -6,19 +6,22 @@ weights are loaded and no Redis is asked.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 
 from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from contract.described import place_and_rule
-from templates.fill import fill
+from templates.fill import fill, most_new_tokens
 from templates.finding import Finding
 from templates.lint_prefix import Compiled, lint_prefix
 from templates.lint_texts import lint_texts
+from templates.output_schema import endless_places, without_costly
 from templates.spec import TemplateSpec
 
 
@@ -48,6 +51,37 @@ def lint_spec(spec: TemplateSpec, *, today: date | None = None) -> Iterator[Find
             remedy="Add two or more: publishing tries each, and lint measures the prefix by them.",
         )
     yield from _samples(spec)
+    yield from _output(spec)
+
+
+def _output(spec: TemplateSpec) -> Iterator[Finding]:
+    schema = spec.output.json_schema
+    if schema is None:
+        return
+    if places := endless_places(schema):
+        yield Finding(
+            level="warning",
+            code="answer_endless",
+            message=f"output.schema lets an answer grow without end: {', '.join(places[:5])}",
+            remedy="Give texts a maxLength and arrays maxItems, so that answers end within "
+            "generation.max_new_tokens.",
+        )
+    validator = Draft202012Validator(without_costly(schema), registry=Registry())
+    for number, sample in enumerate(spec.samples, 1):
+        if sample.expected is None:
+            continue
+        try:
+            problem = best_match(validator.iter_errors(json.loads(sample.expected)))
+            why = "" if problem is None else "; ".join(place_and_rule(problem))
+        except (ValueError, RecursionError):
+            why = "it is no JSON"
+        if why:
+            yield Finding(
+                level="error",
+                code="expected_impossible",
+                message=f"sample {number} expects what output.schema does not allow: {why}",
+                remedy="Expect JSON that fits the schema; spaces and order do not matter.",
+            )
 
 
 def _samples(spec: TemplateSpec) -> Iterator[Finding]:
@@ -101,7 +135,7 @@ def lint_prompt(it: Compiled) -> Iterator[Finding]:
 
 def _positions(it: Compiled, prompts: list[int]) -> Iterator[Finding]:
     most = it.model.max_positions
-    new = _new_tokens(it)
+    new = most_new_tokens(it.spec, it.tokenizer)
     for number, tokens in enumerate(prompts, 1):
         if most is not None and tokens + new > most:
             yield Finding(
@@ -111,10 +145,3 @@ def _positions(it: Compiled, prompts: list[int]) -> Iterator[Finding]:
                 f"the model has {most} positions",
                 remedy="Shorten the messages, or lower generation.max_new_tokens.",
             )
-
-
-def _new_tokens(it: Compiled) -> int:
-    """How many tokens an answer may have; among choices, the longest and its end."""
-    if it.spec.output.choices is None:
-        return it.spec.generation.max_new_tokens
-    return max(len(it.tokenizer.encode_ordinary(c)) for c in it.spec.output.choices) + 1

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -23,6 +23,8 @@ from contract.described import describe
 from contract.errors import InvalidInput, SpecInvalid
 from contract.ids import check_name
 from contract.job_store import MAX_DEADLINE_S
+from templates.metaschema import check_metaschema
+from templates.output_schema import check_output_schema
 from templates.placeholders import variables_in
 from templates.yaml_source import parse_documents, read_source
 
@@ -53,9 +55,16 @@ class InputSpec(_Strict):
 
 
 class OutputSpec(_Strict):
-    """With `choices`, the answer is always exactly one of them."""
+    """With `choices`, the answer is always exactly one of them; with a schema, JSON that fits."""
 
     choices: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+
+    @model_serializer(mode="wrap")
+    def _plain(self, default: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Versions without a schema keep the digest that they had before there were any.
+        plain: dict[str, Any] = default(self)
+        return {k: v for k, v in plain.items() if v is not None or k == "choices"}
 
 
 class GenerationSpec(_Strict):
@@ -132,7 +141,23 @@ class TemplateSpec(_Strict):
         choices = self.output.choices
         if choices and (len(set(choices)) < len(choices) or not all(c.strip() for c in choices)):
             raise ValueError("output.choices must differ and not be blank")
+        self._check_output_schema()
         return self
+
+    def _check_output_schema(self) -> None:
+        if self.output.json_schema is None:
+            return
+        if self.output.choices is not None:
+            raise ValueError("output has both choices and schema; give one of them")
+        if self.generation.stop:
+            raise ValueError(
+                "generation.stop would cut JSON short; with output.schema an answer ends by itself"
+            )
+        if self.generation.min_new_tokens:
+            raise ValueError(
+                "generation.min_new_tokens cannot be with output.schema: an answer ends once whole"
+            )
+        check_output_schema(self.output.json_schema)
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -194,10 +219,7 @@ def _shown(place: tuple[int | str, ...], value: object) -> str:
 
 
 def _check_schema(schema: dict[str, Any]) -> None:
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise ValueError(f"input.schema is no JSON Schema: {error.message}") from error
+    check_metaschema(schema, "input.schema")
     for keyword, value in _keywords(schema):
         if keyword in ("$ref", "$dynamicRef") and not value.startswith("#"):
             raise ValueError(

@@ -89,6 +89,10 @@ class TemplateTokenizer:
                 remedy="Fetch the model again, or save it with save_pretrained.",
             ) from error
 
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json, with all its added tokens."""
+        return self._full.to_str()
+
     def encode_trusted(self, text: str) -> tuple[int, ...]:
         """Ids of a rendered prompt, as `apply_chat_template(tokenize=True)` gives them.
 

@@ -11,6 +11,7 @@ from contract.errors import CodecError, SpecInvalid
 from contract.model_folder import ModelFolder
 from contract.types import VersionRef
 from templates.compiled import CompiledTemplate
+from templates.output_schema import schema_text
 from templates.spec import TemplateSpec, parse_spec
 
 T = TypeVar("T")
@@ -95,11 +96,13 @@ def version_digest(spec: TemplateSpec, model: ModelFolder) -> str:
 
     Equal content has an equal digest, wherever and whenever it is published.
     """
-    return digest(
-        {
-            "spec": spec.to_plain(),
-            "model": model.model_digest,
-            "tokenizer": model.tokenizer_digest,
-            "chat_template": model.chat_template,
-        }
-    )
+    content: dict[str, Any] = {
+        "spec": spec.to_plain(),
+        "model": model.model_digest,
+        "tokenizer": model.tokenizer_digest,
+        "chat_template": model.chat_template,
+    }
+    if spec.output.json_schema is not None:
+        # A digest sorts keys, and theirs is the order in which the model writes its answer.
+        content["output_order"] = schema_text(spec.output.json_schema)
+    return digest(content)

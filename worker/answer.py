@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from contract.errors import PrefillqError
 from contract.logs import get_logger
@@ -20,13 +21,20 @@ from contract.types import (
 )
 from templates.fill import check_positions, fill, trusted_ids
 from templates.version import PublishedVersion
-from worker.engine.base import Engine, Generation, GenerationRequest, NonFiniteLogits
+from worker.engine.base import (
+    Engine,
+    Generation,
+    GenerationRequest,
+    GrammarFailed,
+    NonFiniteLogits,
+)
 from worker.leases import Stoppable
-from worker.outcome import Answer, failed_with, stopped
+from worker.outcome import Answer, failed_with, spoiled, stopped
 from worker.prefixes import PrefixService, Served
 from worker.streams import TokenSink
 
-if TYPE_CHECKING:  # needs torch, which a fake engine does without
+if TYPE_CHECKING:  # these need torch, which a fake engine does without
+    from worker.grammars import Grammars, OutputGrammar
     from worker.model import LoadedModel
 
 log = get_logger(__name__)
@@ -42,6 +50,12 @@ class PrefixNotVerified(PrefillqError):
     """The prefix of a job of a strict template could not be used."""
 
     code = "prefix_not_verified"
+
+
+class AnswerIncomplete(PrefillqError):
+    """An answer that had all its tokens before its JSON was whole. Never given out as a success."""
+
+    code = "answer_incomplete"
 
 
 class JobAnswers:
@@ -86,13 +100,34 @@ class JobAnswers:
         self._check(version)
         ids = self._tokenize(job_id, version, variables)
         choices = self._choice_ids(version.spec.output.choices)
+        grammar = self._grammar(version)
         new_tokens = (
             version.spec.generation.max_new_tokens
             if choices is None
             else max(len(choice) for choice in choices) + 1  # and the end of the sequence
         )
         check_positions(len(ids), new_tokens, self.model.folder.max_positions)
-        return GenerationRequest(ids=ids, generation=version.spec.generation, choices=choices)
+        return GenerationRequest(
+            ids=ids, generation=version.spec.generation, choices=choices, grammar=grammar
+        )
+
+    def read(self, version: PublishedVersion, generation: Generation) -> Any:
+        """The JSON of an answer, None for a version without `output.schema`.
+
+        Raises AnswerIncomplete for half of one, AnswerInvalid for what does not fit the schema.
+        """
+        grammar = self._grammar(version)
+        if grammar is None:
+            return None
+        if generation.finish_reason == "length":
+            raise AnswerIncomplete(
+                "the answer's JSON is not whole",
+                given=f"max_new_tokens={version.spec.generation.max_new_tokens}, all of them used",
+                expected="JSON that fits output.schema",
+                remedy="Raise generation.max_new_tokens, or give the schema's texts a shorter "
+                "maxLength and its arrays fewer maxItems.",
+            )
+        return grammar.read(generation.text)
 
     def _check(self, version: PublishedVersion) -> None:
         served = self.model.folder.model_digest
@@ -163,7 +198,7 @@ class JobAnswers:
         cache, cached_tokens = served.cache, served.cached_tokens
         try:
             generation, fallback = self._run_engine(version, request, sink)
-        except (NonFiniteLogits, PrefixNotVerified) as error:
+        except (NonFiniteLogits, PrefixNotVerified, GrammarFailed) as error:
             return failed_with(error, cache=cache, tokens=prompt_tokens)
         if fallback:
             cache, cached_tokens = CacheInfo(state=CacheState.MISS, reason=fallback), 0
@@ -187,7 +222,10 @@ class JobAnswers:
         )
         if generation.finish_reason in ("cancelled", "expired"):
             return stopped(generation.finish_reason, answer)
-        return answer
+        try:
+            return replace(answer, data=self.read(version, generation))
+        except PrefillqError as error:
+            return spoiled(answer, error)
 
     def _run_engine(
         self, version: PublishedVersion, request: GenerationRequest, sink: TokenSink | None
@@ -218,6 +256,21 @@ class JobAnswers:
             on_token = sink.begin(request.generation.stop, self.model.tokenizer.decode)
             request = replace(request, on_token=on_token)
         return self.engine.generate(request)
+
+    def _grammar(self, version: PublishedVersion) -> OutputGrammar | None:
+        schema = version.spec.output.json_schema
+        return None if schema is None else self._grammars.get(schema)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        from worker.grammars import Grammars  # workers of templates without schemas need none
+
+        folder = self.model.folder
+        return Grammars(
+            self.model.tokenizer,
+            tokenizer_digest=folder.tokenizer_digest,
+            eos_ids=folder.eos_ids,
+        )
 
     def _choice_ids(self, choices: tuple[str, ...] | None) -> tuple[tuple[int, ...], ...] | None:
         if choices is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from contract.errors import PrefillqError
 from contract.logs import get_logger
@@ -34,6 +35,7 @@ class Answer:
     generation: Generation | None = None
     choice: str | None = None
     probabilities: Mapping[str, float] = field(default_factory=dict)
+    data: Any = None  # the JSON of an answer that has a schema
     prompt_tokens: int = 0
     cached_tokens: int = 0
     engine_started_s: float = 0.0  # from the claim to the engine's call
@@ -73,6 +75,16 @@ def failed_with(error: PrefillqError, *, cache: CacheInfo = NOT_RUN, tokens: int
     )
 
 
+def spoiled(answer: Answer, error: PrefillqError) -> Answer:
+    """An answer that was computed, with its tokens and times, and is none."""
+    return replace(answer, status=JobState.FAILED, error=job_error(error))
+
+
+def job_error(error: PrefillqError) -> JobError:
+    """One of our own errors, whose text is fit for a result."""
+    return JobError(code=error.code, message=error.without_remedy, remedy=error.remedy)
+
+
 def stopped(reason: str, answer: Answer | None = None) -> Answer:
     """The end of a job that was cancelled or ran out of time, with what it had computed."""
     status = JobState.EXPIRED if reason == "expired" else JobState.CANCELLED
@@ -108,6 +120,7 @@ def make_result(
         text=generation.text if generation is not None else "",
         choice=answer.choice,
         probabilities=answer.probabilities,
+        data=answer.data,
         token_ids=completion,
         finish_reason=generation.finish_reason if generation is not None else _unfinished(answer),
         usage=Usage(

@@ -29,7 +29,7 @@ from contract.described import place_and_rule
 from contract.errors import InvalidInput, PrefillqError
 from contract.model_folder import ModelFolder
 from templates.compile import compile_template
-from templates.fill import check_positions, fill
+from templates.fill import check_positions, fill, most_new_tokens
 from templates.rollouts.rollout import Finding, Outcome
 from templates.spec import Sample, TemplateSpec, parse_spec
 from templates.tokenizer import TemplateTokenizer
@@ -96,7 +96,7 @@ def _samples(
 ) -> Finding:
     # An empty registry: nothing that a schema refers to is fetched.
     validator = Draft202012Validator(canary.spec.input.json_schema, registry=Registry())
-    new_tokens = _new_tokens(canary.spec, tokenizer)
+    new_tokens = most_new_tokens(canary.spec, tokenizer)
     for number, sample in enumerate(samples, 1):
         try:
             if wrong := best_match(validator.iter_errors(sample.input)):
@@ -110,13 +110,6 @@ def _samples(
         except (Unresolvable, re.error, RecursionError):
             return _finding(gate, Outcome.FAIL, f"input.schema cannot be applied to {number}")
     return _finding(gate, Outcome.PASS, f"{len(samples)} fit input.schema and the model")
-
-
-def _new_tokens(spec: TemplateSpec, tokenizer: TemplateTokenizer) -> int:
-    choices = spec.output.choices
-    if choices is None:
-        return spec.generation.max_new_tokens
-    return max(len(tokenizer.encode_ordinary(choice)) for choice in choices) + 1
 
 
 def _finding(gate: str, outcome: Outcome, message: str) -> Finding:

@@ -43,6 +43,18 @@ _NARROWED: Mapping[str, Mapping[str, Any]] = {
         ],
     },
     "OutputSpec.choices": {"examples": [["payment", "error", "login"]]},
+    "OutputSpec.schema": {
+        "examples": [
+            {
+                "type": "object",
+                "properties": {
+                    "category": {"enum": ["payment", "error", "login"]},
+                    "summary": {"type": "string", "maxLength": 120},
+                },
+                "required": ["category", "summary"],
+            }
+        ]
+    },
     "GenerationSpec.stop": {"examples": [["\n"]]},
     "LimitsSpec.deadline_s": {"examples": [60]},
     "LimitsSpec.max_queue": {"examples": [10000]},
@@ -90,6 +102,13 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
         "Choices",
         "The answer is the likeliest of these, and each gets a probability.",
     ),
+    "OutputSpec.schema": (
+        "Schema of the answer",
+        (
+            "JSON Schema: the answer is JSON that fits it, with properties in the order of this "
+            "file. Not with choices, generation.stop or generation.min_new_tokens."
+        ),
+    ),
     "GenerationSpec.max_new_tokens": ("Most new tokens", "The answer ends there at the latest."),
     "GenerationSpec.min_new_tokens": ("Fewest new tokens", "At most max_new_tokens."),
     "GenerationSpec.temperature": ("Temperature", "0: greedy, always the likeliest token."),
@@ -104,7 +123,10 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "LimitsSpec.max_queue": ("Longest queue", "How many jobs of the template may wait at once."),
     "Sample.input": ("Input", "Values of the variables."),
-    "Sample.expected": ("Expected answer", "To the letter; one of the choices, if there are any."),
+    "Sample.expected": (
+        "Expected answer",
+        "To the letter; one of the choices, if there are any; with output.schema as JSON.",
+    ),
 }
 
 

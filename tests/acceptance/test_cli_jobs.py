@@ -202,6 +202,47 @@ def test_bad_lines_stop_a_batch_before_it_starts(published: CommandLine) -> None
     assert _queued(published) == 0
 
 
+def _request(number: int, **changes: Any) -> str:
+    variables = {"note": f"note {number}", "count": number} | changes
+    body = {"model": "acme/notes", "prompt": {"variables": variables}}
+    line = {"custom_id": f"n{number}", "method": "POST", "url": "/v1/chat/completions"}
+    return json.dumps({**line, "body": body}) + "\n"
+
+
+def test_a_batch_of_openai_lines_is_answered_in_kind(published: CommandLine) -> None:
+    """Interrupted too: what a first run with other options began is a conflict, its own goes on."""
+    source, out = published.folder / "in.jsonl", published.folder / "out.jsonl"
+    source.write_text("".join(_request(number) for number in range(12)), "utf-8")
+    words = ("batch", source, "-o", out, "--format", "openai")
+    ran = published.run(*words, "--timeout", "0.3", "--json")
+    assert (ran.code, ran.json["error"]) == (6, "timed_out")
+    with Answering(published.settings) as worker:
+        ran = published.run(*words, "--json")
+        assert ran.code == 0, ran.err
+        again = published.run(*words, "--json")
+    assert worker.answered == 12
+    assert ran.json["statuses"] == again.json["statuses"] == {"succeeded": 12}
+    assert again.json["already_done"] == 12
+    assert ran.json["jobs_per_s"] > 0
+    lines = {line["custom_id"]: line for line in _read(out)}
+    for number in range(12):
+        body = lines[f"n{number}"]["response"]["body"]
+        assert body["choices"][0]["message"]["content"] == f"echo: note {number} {number}"
+        assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 15
+    assert published.run("batch", source, "-o", out, "--json").code in (1, 7)
+
+
+def test_a_dry_run_enqueues_nothing(published: CommandLine) -> None:
+    """Bad lines are told with their numbers and exit status 1; no output file is made."""
+    source = published.folder / "in.jsonl"
+    source.write_text(_request(0) + _request(1, count="many") + "{\n", "utf-8")
+    ran = published.run("batch", source, "--format", "openai", "--dry-run", "--json")
+    assert ran.code == 1
+    assert [line["line"] for line in ran.json["lines"]] == [2, 3]
+    assert _queued(published) == 0
+    assert published.run("batch", source, "--format", "openai").code == 2  # for want of -o
+
+
 def test_two_batches_never_write_one_file(published: CommandLine) -> None:
     """The second gives exit status 7 while the first waits."""
     source, out = _write_batch(published, 2), published.folder / "out.jsonl"

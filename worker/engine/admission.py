@@ -32,7 +32,7 @@ from worker.versions import library_versions
 
 log = get_logger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from contract.errors import PrefillqError
 from contract.types import FinishReason
 from templates.spec import GenerationSpec
 from worker.prefix.entry import PrefixEntry, PrefixKey
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 StopReason = Literal["cancelled", "expired"]
 
@@ -55,6 +58,42 @@ class RequestTooLong(PrefillqError):
     code = "request_too_long"
 
 
+class GrammarFailed(PrefillqError):
+    """An answer for which its grammar allows no next token, or takes too long to say which."""
+
+    code = "grammar_failed"
+
+
+class Masks(Protocol):
+    """What makes masks of runs; the same for all runs of a tokenizer."""
+
+    def allowed(self, runs: Sequence[Any]) -> Tensor:
+        """Bits [runs, words] int32 on the CPU: bit i of word w is 1 where id 32 w + i may follow.
+
+        A run that has failed may have any bits; its `advance` raises.
+        """
+
+
+class GrammarRun(Protocol):
+    """Where one answer stands in its grammar; of one request, used by one thread at a time."""
+
+    @property
+    def masks(self) -> Masks: ...
+
+    def advance(self, token_id: int) -> bool:
+        """Take the token that was chosen; True when the answer is whole and nothing may follow.
+
+        Raises GrammarFailed for one that was not allowed.
+        """
+
+
+class Grammar(Protocol):
+    """What answers may be, in tokens. Many requests share it, and nothing changes it."""
+
+    def start(self) -> GrammarRun:
+        """A run at the beginning of an answer."""
+
+
 def never() -> StopReason | None:
     """`should_stop` of a request that nothing cancels."""
     return None
@@ -67,6 +106,7 @@ class GenerationRequest:
     ids: tuple[int, ...]  # the whole prompt, prefix included
     generation: GenerationSpec
     choices: tuple[tuple[int, ...], ...] | None = None  # ids of each allowed answer, without EOS
+    grammar: Grammar | None = None  # what the answer must be, token by token; never with choices
     entry: PrefixEntry | None = None  # None: compute the whole prompt
     # Asked before the prefill and after every token.
     should_stop: Callable[[], StopReason | None] = never
@@ -108,6 +148,9 @@ class Engine(Protocol):
 
     def generate(self, request: GenerationRequest) -> Generation:
         """Answer a request. Raises PrefixMismatch and RequestTooLong; changes no entry.
+
+        With a `grammar` only what it allows is chosen from, and the answer ends once it is whole;
+        "length" means that it is not. Raises GrammarFailed when nothing is allowed.
 
         With `choices` the answer is the likeliest of them, and how tokens are chosen otherwise
         does not matter; see `worker.engine.choices`.

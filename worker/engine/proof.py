@@ -6,6 +6,10 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from contract.errors import PrefillqError
 from templates.spec import GenerationSpec
@@ -69,6 +73,8 @@ class Proof:
         self._choices = ((first, second), (first, third), (second,))
         ids = self._cases[1].ids
         self._scored = plain.generate(_scoring(ids, self._choices))
+        self._grammar = _Some(rng.sample(vocabulary, len(vocabulary) // 2), len(vocabulary))
+        self._held = plain.generate(_held(ids, self._grammar))
 
     def check(self, engine: Engine) -> float:
         """The largest difference of scores, as a share of the largest score.
@@ -94,6 +100,7 @@ class Proof:
         worst = max(worst, self._compared(self._cases[1], engine.generate(requests[1])))
         scored = engine.generate(_scoring(self._cases[1].ids, self._choices, entries[0]))
         self._compare_choices(scored.choice_probabilities)
+        self._compare_held(engine.generate(_held(self._cases[1].ids, self._grammar, entries[0])))
         return worst
 
     def _compared(self, case: _Case, answer: Generation) -> float:
@@ -118,6 +125,38 @@ class Proof:
         if worst > _CHOICE_TOLERANCE[self._dtype]:
             raise NotProven("the choices' probabilities differ", given=f"by {worst:.2g}")
 
+    def _compare_held(self, answer: Generation) -> None:
+        if not self._grammar.ids.issuperset(answer.token_ids):
+            raise NotProven("a token was chosen that the grammar does not allow")
+        if self._dtype == "float32" and answer.token_ids != self._held.token_ids:
+            raise NotProven("the tokens under a grammar differ from the plain path's")
+
+
+class _Some:
+    """A grammar, its run and its masks at once: the same ids are allowed at each step."""
+
+    def __init__(self, ids: Sequence[int], vocabulary: int) -> None:
+        self.ids = frozenset(ids)
+        flags = torch.zeros(-(-vocabulary // 32), 32, dtype=torch.int64)
+        flags.view(-1)[list(ids)] = 1
+        # A shift by 31 makes the sign bit of the 32 that are kept.
+        self._bits = (flags << torch.arange(32)).sum(dim=1).to(torch.int32)
+
+    @property
+    def masks(self) -> _Some:
+        return self
+
+    def start(self) -> _Some:
+        return self
+
+    def allowed(self, runs: Sequence[Any]) -> Tensor:
+        return self._bits.repeat(len(runs), 1)
+
+    def advance(self, token_id: int) -> bool:
+        if token_id not in self.ids:
+            raise NotProven("a token was chosen that the grammar does not allow")
+        return False
+
 
 def _window(model: LoadedModel) -> int:
     """The model's sliding window in tokens, 0 for none."""
@@ -127,6 +166,13 @@ def _window(model: LoadedModel) -> int:
 def _asked(ids: tuple[int, ...], entry: PrefixEntry | None = None) -> GenerationRequest:
     spec = GenerationSpec(max_new_tokens=_NEW_TOKENS, min_new_tokens=_NEW_TOKENS)
     return GenerationRequest(ids=ids, generation=spec, entry=entry, keep_scores=True)
+
+
+def _held(
+    ids: tuple[int, ...], grammar: _Some, entry: PrefixEntry | None = None
+) -> GenerationRequest:
+    spec = GenerationSpec(max_new_tokens=_NEW_TOKENS)
+    return GenerationRequest(ids=ids, generation=spec, grammar=grammar, entry=entry)
 
 
 def _scoring(

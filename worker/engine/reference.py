@@ -28,6 +28,7 @@ from worker.engine.base import (
 )
 from worker.engine.checks import check_entry, check_ids, check_key, check_length
 from worker.engine.choices import Choices
+from worker.engine.masks import forbid
 from worker.engine.rotary import rotary_types
 from worker.engine.sampling import TokenChooser, check_finite
 from worker.engine.stopping import Ending
@@ -91,6 +92,7 @@ class ReferenceEngine:
             eos_ids=eos_ids,
             decode=self._model.tokenizer.decode,
             should_stop=request.should_stop,
+            grammar=request.grammar,
         )
         new_tokens = ending.max_new_tokens if choices is None else choices.longest
         check_length(self._model, len(request.ids), new_tokens)
@@ -253,6 +255,8 @@ class _Steps:
         if self._ending.reason is not None:
             # On MPS generate() runs one step beyond the end, and drops it.
             return scores
+        if self._ending.run is not None:
+            forbid(scores, [0], [self._ending.run])
         return self._chooser(torch.cat([self._head, fed], dim=1), scores)
 
     def end(self, fed: Tensor) -> bool:

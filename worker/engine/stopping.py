@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from contract.types import FinishReason
 from templates.spec import GenerationSpec
-from worker.engine.base import StopReason
+from worker.engine.base import Grammar, StopReason
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -51,7 +51,9 @@ class Ending:
         eos_ids: Sequence[int],
         decode: Decode,
         should_stop: Callable[[], StopReason | None],
+        grammar: Grammar | None = None,
     ) -> None:
+        self.run = None if grammar is None else grammar.start()
         self._eos = frozenset(eos_ids)
         self._stop_strings = StopStrings(generation.stop, decode)
         self._should_stop = should_stop
@@ -65,10 +67,14 @@ class Ending:
         return self.reason
 
     def after(self, produced: Sequence[int]) -> bool:
-        """Look at all ids produced so far; True when no more should follow."""
+        """Look at all ids produced so far; True when no more should follow.
+
+        Raises GrammarFailed when the last of them is not what the grammar allows.
+        """
         if self.reason is not None:
             return True
-        if produced[-1] in self._eos:
+        whole = self.run is not None and self.run.advance(produced[-1])
+        if whole or produced[-1] in self._eos:
             self.reason = "stop"
         elif self._stop_strings.found(produced):
             self.reason = "stop_string"

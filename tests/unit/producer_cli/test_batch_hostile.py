@@ -91,7 +91,7 @@ def test_bad_lines_can_be_written_and_quote_no_value(line: bytes) -> None:
     assert isinstance(bad, BadLine)
     file = io.BytesIO()
     output = Output(file, BATCH)
-    output.write(bad.index, bad.id, {"status": "invalid", "error": bad.error.to_dict()})
+    output.refuse(bad)
     written = json.loads(file.getvalue())
     assert written["error"]["error"] == "invalid_input"
     assert b"planted" not in file.getvalue()

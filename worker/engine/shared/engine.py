@@ -22,6 +22,7 @@ from worker.device import synchronize
 from worker.engine.base import EngineClosed, Generation, GenerationRequest, non_finite
 from worker.engine.checks import check_entry, check_ids, check_key, check_length
 from worker.engine.choices import Choices
+from worker.engine.masks import forbid
 from worker.engine.shared.batch import make_batch
 from worker.engine.shared.forward import Forward
 from worker.engine.shared.pool import BLOCK_TOKENS, SuffixPool
@@ -92,6 +93,7 @@ class SharedPrefixEngine:
             eos_ids=model.folder.eos_ids,
             decode=model.tokenizer.decode,
             should_stop=request.should_stop,
+            grammar=request.grammar,
         )
         new_tokens = ending.max_new_tokens if choices is None else choices.longest
         check_length(model, len(request.ids), new_tokens)
@@ -216,6 +218,9 @@ class SharedPrefixEngine:
     def _choose(self, scores: Tensor, choosing: list[tuple[Completion, int]]) -> None:
         if len(choosing) < len(scores):
             scores = scores[[at for _, at in choosing]]
+        held = [(n, m.run) for n, (m, _) in enumerate(choosing) if m.run is not None]
+        if held:
+            forbid(scores, [n for n, _ in held], [run for _, run in held])
         chosen = self._sampler.choose(scores, [member.row.slot for member, _ in choosing])
         now = time.perf_counter()
         for (member, _), token, finite in zip(

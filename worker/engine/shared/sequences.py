@@ -153,6 +153,7 @@ class Completion(Member):
         # The last token is never read again, so it takes no memory.
         super().__init__(request.entry, suffix, tokens=len(suffix) + ending.max_new_tokens - 1)
         self.request = request
+        self.run = ending.run  # None: any token may be chosen
         self._ending = ending
         self._produced: list[int] = []
         self._first_scores: tuple[float, ...] = ()
