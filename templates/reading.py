@@ -39,7 +39,9 @@ from templates.version import PublishedVersion
 
 log = get_logger(__name__)
 
-_KEPT_VERSIONS = 128  # in the process, least recently used out first
+# Versions kept in the process, least recently used out first: enough that a thousand templates in
+# turn are not read anew each time. Bytes as they are in Redis; in memory each is several.
+_KEPT_VERSIONS, _KEPT_BYTES = 4096, 32 * 2**20
 _ENTRIES_AT_ONCE = 500
 
 
@@ -83,7 +85,8 @@ class RegistryReader:
         self._client: Any = client  # redis-py types each reply as a value or an awaitable
         self._settings = settings
         self._user = user_of(settings.redis_url)
-        self._kept: OrderedDict[VersionRef, PublishedVersion] = OrderedDict()
+        self._kept: OrderedDict[VersionRef, tuple[PublishedVersion, int]] = OrderedDict()
+        self._kept_bytes = 0
         self._lock = threading.Lock()
 
     def target(self, address: TemplateAddress) -> Target:
@@ -168,7 +171,7 @@ class RegistryReader:
         with self._lock:
             if kept := self._kept.get(ref):
                 self._kept.move_to_end(ref)
-                return kept
+                return kept[0]
         with errors_explained(self._settings):
             data = self._client.get(keys.version(ref.tenant, ref.template, ref.digest))
         if data is None:
@@ -181,11 +184,20 @@ class RegistryReader:
         if version.ref != ref:
             # A digest alone opens nothing: a reference must name the tenant it belongs to.
             raise NotFound(f"{ref} is not in this Redis", given=f"what is stored is {version.ref}")
-        with self._lock:
-            self._kept[ref] = version
-            while len(self._kept) > _KEPT_VERSIONS:
-                self._kept.popitem(last=False)
+        self._keep(version, len(data))
         return version
+
+    def _keep(self, version: PublishedVersion, size: int) -> None:
+        with self._lock:
+            if version.ref in self._kept:
+                return
+            self._kept[version.ref] = (version, size)
+            self._kept_bytes += size
+            # One is always kept, however large.
+            while len(self._kept) > 1 and (
+                len(self._kept) > _KEPT_VERSIONS or self._kept_bytes > _KEPT_BYTES
+            ):
+                self._kept_bytes -= self._kept.popitem(last=False)[1][1]
 
     def list_templates(self, tenant: str | None = None) -> list[TemplateSummary]:
         """All templates of a tenant, or of every tenant that this user may see, by name."""

@@ -9,13 +9,15 @@
   message once more, and finds its job ended.
 - A message that came over a connection which was closed since cannot be acknowledged, and trying to
   ends the process. Here its place is freed, and that is all.
+- The set of queues is gone through anew for each queue added and each turn of the event loop, which
+  a thousand queues feel. Here it is done once after a change.
 
 It is also the door at which messages are taken apart (`worker.doorbell`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import contextmanager
 from queue import Empty
 from typing import Any, ClassVar
@@ -72,11 +74,31 @@ class _Tolerant:
     """What both kinds of channel do about messages, refusals and turns."""
 
     QoS = QoS
+    # Which queues to prefer. kombu makes the channels, so it stands with the class; see `install`.
+    warm: ClassVar[Callable[[], AbstractSet[str]]] = frozenset
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._consumed: list[str] | None = None  # as they are consumed now; None: not known
         super().__init__(*args, **kwargs)
         # kombu's own orders, one of which is chosen by name, know nothing of tenants.
         self._queue_cycle = TenantRotation()
+
+    @property
+    def active_queues(self) -> list[str]:
+        """What kombu's property gives."""
+        if self._consumed is None:
+            self._consumed = list(super().active_queues)  # type: ignore[misc]
+            self._queue_cycle.update(self._consumed)
+        return self._consumed
+
+    def _update_queue_cycle(self) -> None:
+        self._consumed = None  # what kombu calls after each change
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        # kombu asks for `active_queues` before it asks the cycle for their order.
+        self._queue_cycle.prefer(_Tolerant.warm())
+        if self.active_queues:
+            super()._brpop_start(timeout)  # type: ignore[misc]
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
@@ -133,8 +155,12 @@ class SentinelTransport(_Reconnecting, kombu_redis.SentinelTransport):  # type: 
     Channel = SentinelChannel
 
 
-def install() -> None:
-    """Make this process's Celery use them; kombu has no setting for a transport's classes."""
+def install(warm: Callable[[], AbstractSet[str]] = frozenset) -> None:
+    """Make this process's Celery use them; kombu has no setting for a transport's classes.
+
+    `warm` is asked for the queues to prefer each time that they are to be looked into.
+    """
+    _Tolerant.warm = staticmethod(warm)
     for scheme in ("redis", "rediss"):
         transport.TRANSPORT_ALIASES[scheme] = f"{__name__}:Transport"
     transport.TRANSPORT_ALIASES["sentinel"] = f"{__name__}:SentinelTransport"

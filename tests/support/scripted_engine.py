@@ -21,6 +21,7 @@ from worker.engine.base import Generation, GenerationRequest, StopReason, never,
 from worker.engine.fake import FakeEngine
 from worker.loaded import Loaded
 from worker.options import WorkerOptions
+from worker.patterns import parse_pin
 from worker.prefix.entry import PrefixKey
 from worker.service import WorkerService
 
@@ -121,7 +122,15 @@ def run_fake_worker(options: argparse.Namespace) -> int:
 
     service = WorkerService(
         Settings.load(),
-        WorkerOptions(model=options.model, templates=tuple(options.template), batch=options.batch),
+        WorkerOptions(
+            model=options.model,
+            templates=tuple(options.template),
+            exclude=tuple(options.exclude),
+            pins=tuple(parse_pin(pin) for pin in options.pin),
+            warm=options.warm,
+            cache_bytes=options.cache_bytes,
+            batch=options.batch,
+        ),
         load=load,
     )
     try:
