@@ -105,16 +105,15 @@ class Catalog:
             for template, standing in standings.items()
             if (fit := self._fit(template, standing)).refs
         }
-        drained = self._drained([t for t, fit in fits.items() if not fit.open])
-        for template in drained:
-            del fits[template]
+        self._done = self._drained([t for t, fit in fits.items() if not fit.open])
         self._fits = fits
-        self._found = [
-            Served(tenant=tenant, template=name, queue=self._queue(tenant, name))
-            for tenant, name in sorted(fits)
-        ]
+        self._found = self._served(fits.keys() - self._done)
         self._follow_labels()
         return self._found
+
+    def dropped(self) -> list[Served]:
+        """Templates that match and are not served any more: all their versions are retired."""
+        return self._served(self._done)
 
     def labelled(self, served: Served) -> list[PublishedVersion]:
         """Versions that a label of the template points to and this worker's model can run, as of
@@ -236,8 +235,7 @@ class Catalog:
             replies = pipe.execute(raise_on_error=False)
         empty = [t for t, reply in zip(templates, replies, strict=True) if reply == 0]
         # One that was found without jobs takes no new ones; only a revived job, which waits then.
-        self._done = {t for t in empty if t in self._done or not self._has_jobs(t)}
-        return self._done
+        return {t for t in empty if t in self._done or not self._has_jobs(t)}
 
     def _has_jobs(self, template: Template) -> bool:
         """Also running ones: should their worker die, they come back to the queue."""
@@ -261,6 +259,12 @@ class Catalog:
         found = LabelledQueues(queue_of=queue_of, bare=frozenset(bare))
         if found != self.labelled_queues:
             self.labelled_queues = found
+
+    def _served(self, templates: Iterable[Template]) -> list[Served]:
+        return [
+            Served(tenant=tenant, template=name, queue=self._queue(tenant, name))
+            for tenant, name in sorted(templates)
+        ]
 
     def _queue(self, tenant: str, template: str) -> str:
         return keys.queue(tenant, template, self._model_digest)

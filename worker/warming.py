@@ -126,9 +126,7 @@ class Warming:
 
     def _keep(self, key: PrefixKey, version: PublishedVersion) -> None:
         if key in self._pinned:
-            self._warmer.keep_warm(
-                version
-            )  # an entry that was found spoilt is dropped all the same
+            self._warmer.keep_warm(version)  # it may have been dropped as spoilt
             return
         # Before it is filled: it must not be evicted between the two.
         self._prefixes.cache.pin(key)

@@ -61,6 +61,7 @@ class RolloutWork:
             shadowing=self.conductor.shadowing,
             busy=busy,
         )
+        self._catalog = catalog
         self._serving = serving
 
     def threads(self) -> list[Periodic]:
@@ -76,4 +77,4 @@ class RolloutWork:
         """A canary is warm before its first job, whatever `--warm` says; retired versions go."""
         for version in self.conductor.canaries():
             self.warmer.keep_warm(version)
-        self.drain.look(self._serving())
+        self.drain.look([*self._serving(), *self._catalog.dropped()])
