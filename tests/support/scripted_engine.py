@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import time
-from dataclasses import dataclass
 from typing import Any, cast
 
 from contract.console import note
@@ -19,10 +18,10 @@ from templates.tokenizer import TemplateTokenizer
 from worker.celery_worker import run_worker
 from worker.engine.base import Generation, GenerationRequest, StopReason, never, non_finite
 from worker.engine.fake import FakeEngine
+from worker.engine.fake_model import NoModel, NothingProven
 from worker.loaded import Loaded
 from worker.options import WorkerOptions
 from worker.patterns import parse_pin
-from worker.prefix.entry import PrefixKey
 from worker.service import WorkerService
 
 _STEP_S = 0.005
@@ -77,37 +76,6 @@ class ScriptedEngine(FakeEngine):
         while (reason := request.should_stop()) is None and time.monotonic() < ends:
             time.sleep(min(_STEP_S, seconds))
         return reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoModel:
-    """A loaded model without weights."""
-
-    folder: ModelFolder
-    tokenizer: TemplateTokenizer
-    device: str = "cpu"
-    dtype_name: str = "float32"
-
-    @property
-    def label(self) -> str:
-        return f"{self.folder.name} without weights"
-
-    def prefix_key(self, tenant: str, digest: str) -> PrefixKey:
-        return PrefixKey(
-            tenant=tenant,
-            digest=digest,
-            model_digest=self.folder.model_digest,
-            tokenizer_digest=self.folder.tokenizer_digest,
-            dtype=self.dtype_name,
-            device=self.device,
-        )
-
-
-class NothingProven:
-    """The admission of an engine that computes nothing."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"way": {"mode": "fake"}, "max_logit_error": 0.0, "seconds": 0.0, "refused": []}
 
 
 def run_fake_worker(options: argparse.Namespace) -> int:
