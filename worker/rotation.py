@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -33,6 +32,7 @@ class _Turns:
     passed: int = 0
     since: float = 0.0  # when the first of those was taken
     plain: bool = True  # the order last given was that of the turns
+    order: list[str] | None = None  # that order; None: something moved since
 
 
 class TenantRotation:
@@ -57,16 +57,27 @@ class TenantRotation:
             tenant: before.get(tenant, _Turns()) for tenant in _in_turn(wanted, before)
         }
         for tenant, turns in self._tenants.items():
-            turns.queues = _in_turn(wanted[tenant], turns.queues)
+            turns.queues, turns.order = _in_turn(wanted[tenant], turns.queues), None
 
     def prefer(self, warm: AbstractSet[str]) -> None:
         """Queues whose jobs find their prefix in memory, from now on."""
-        self._warm = warm
+        if warm is not self._warm:
+            self._warm = warm
+            for turns in self._tenants.values():
+                turns.order = None
 
     def consume(self, count: int) -> list[str]:
-        """The first `count` queues, in the order in which they are to be looked into."""
-        now = self._clock()
-        return list(islice((q for t in self._tenants.values() for q in self._order(t, now)), count))
+        """The first `count` queues, in the order in which they are to be looked into.
+
+        Only of tenants for which something changed since is the order made anew.
+        """
+        now, order = self._clock(), list[str]()
+        for turns in self._tenants.values():
+            plain = not self._warm or _spent(turns, now)
+            if turns.order is None or turns.plain != plain:
+                turns.plain, turns.order = plain, self._order(turns.queues, plain=plain)
+            order += turns.order
+        return order[:count]
 
     def rotate(self, last_used: str) -> str:
         """The queue that was served goes last, and so does its tenant."""
@@ -76,17 +87,15 @@ class TenantRotation:
             self._count(turns, last_used)
             del turns.queues[last_used], self._tenants[tenant]
             turns.queues[last_used] = None
+            turns.order = None
             self._tenants[tenant] = turns
         return last_used
 
-    def _order(self, turns: _Turns, now: float) -> Iterable[str]:
-        turns.plain = not self._warm or (
-            turns.passed > 0 and (turns.passed >= OUT_OF_TURN or now - turns.since >= OUT_OF_TURN_S)
-        )
-        if turns.plain:
-            return turns.queues
-        warm = [queue for queue in turns.queues if queue in self._warm]
-        return [*warm, *(queue for queue in turns.queues if queue not in self._warm)]
+    def _order(self, queues: Iterable[str], *, plain: bool) -> list[str]:
+        if plain:
+            return list(queues)
+        warm = [queue for queue in queues if queue in self._warm]
+        return [*warm, *(queue for queue in queues if queue not in self._warm)]
 
     def _count(self, turns: _Turns, served: str) -> None:
         """Note whether a queue that may hold a message was passed over."""
@@ -100,6 +109,11 @@ class TenantRotation:
     def _first_cold(self, turns: _Turns, served: str) -> str:
         """The first queue in turn that was not looked into before `served`, or that itself."""
         return next(q for q in turns.queues if q == served or q not in self._warm)
+
+
+def _spent(turns: _Turns, now: float) -> bool:
+    """True when the tenant's next job is to be taken in turn."""
+    return turns.passed > 0 and (turns.passed >= OUT_OF_TURN or now - turns.since >= OUT_OF_TURN_S)
 
 
 def _in_turn(wanted: Mapping[str, T], before: Mapping[str, object]) -> dict[str, T]:
