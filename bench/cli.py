@@ -21,6 +21,7 @@ _COMMANDS = {
     "peers": "bench.peers.__main__",
     "peers-setup": "bench.peers.setup",
     "plots": "bench.plots",
+    "templates": "bench.many_templates",
 }
 
 
@@ -45,7 +46,7 @@ class _Late(click.Group):
 
 @click.command(cls=_Late)
 def bench() -> None:
-    """Measure the engine, alone and beside its peers."""
+    """Measure the engine, alone and beside its peers, and the queue around it."""
     from worker.openmp import wait_passively
 
     wait_passively()

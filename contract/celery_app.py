@@ -64,6 +64,8 @@ def make_celery(settings: Settings) -> Celery:
             "socket_keepalive": not settings.redis_url.startswith("unix"),
             "health_check_interval": 5,  # a half-open connection is dropped after twice this
             "queue_order_strategy": "round_robin",
+            # All doorbells are alike; otherwise kombu looks into four lists for each queue.
+            "priority_steps": [0],
         },
         task_publish_retry=True,
         task_publish_retry_policy={

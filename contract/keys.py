@@ -150,6 +150,11 @@ def conductor(tenant: str, rollout_id: str) -> str:
     return f"pq:_conductor:{tenant}:{rollout_id}"
 
 
+def used(model_digest: str) -> str:
+    """Sorted set with an expiry: versions of a model by the time of their last job."""
+    return f"pq:_used:{model_digest[:12]}"
+
+
 def worker(worker_id: str) -> str:
     """String with an expiry: what the worker last reported, msgpack."""
     return f"pq:_worker:{worker_id}"

@@ -16,7 +16,7 @@ from contract.described import cut, describe, place_and_rule
 from contract.errors import InvalidInput, SpecInvalid
 from templates.version import PublishedVersion
 
-_KEPT_VALIDATORS = 256
+_KEPT_VALIDATORS = 2048  # a thousand templates in turn are not compiled anew each time
 
 
 class VariablesChecker:

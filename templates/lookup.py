@@ -23,7 +23,9 @@ from templates.version import PublishedVersion
 
 log = get_logger(__name__)
 
-_KEPT_VERSIONS = 128  # in the process, least recently used out first
+# Versions kept in the process, least recently used out first: enough that a thousand templates in
+# turn are not read anew each time. Bytes as they are in Redis; in memory each is several.
+_KEPT_VERSIONS, _KEPT_BYTES = 4096, 32 * 2**20
 
 
 class VersionLookup:
@@ -31,7 +33,8 @@ class VersionLookup:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._kept: OrderedDict[VersionRef, PublishedVersion] = OrderedDict()
+        self._kept: OrderedDict[VersionRef, tuple[PublishedVersion, int]] = OrderedDict()
+        self._kept_bytes = 0
         self._lock = threading.Lock()
 
     async def target(self, address: TemplateAddress) -> Target:
@@ -80,15 +83,12 @@ class VersionLookup:
         with self._lock:
             if kept := self._kept.get(ref):
                 self._kept.move_to_end(ref)
-                return kept
+                return kept[0]
         [data] = await ask(
             self._server, command("GET", keys.version(ref.tenant, ref.template, ref.digest))
         )
         version = _read_version(ref, data)
-        with self._lock:
-            self._kept[ref] = version
-            while len(self._kept) > _KEPT_VERSIONS:
-                self._kept.popitem(last=False)
+        self._keep(version, len(data))
         return version
 
     async def not_found(self, address: TemplateAddress) -> NotFound:
@@ -101,6 +101,18 @@ class VersionLookup:
         )
         labels = "" if latest == 0 else await self._labels_text(tenant, name)
         return nothing_at(address, read_names(names), latest, labels)
+
+    def _keep(self, version: PublishedVersion, size: int) -> None:
+        with self._lock:
+            if version.ref in self._kept:
+                return
+            self._kept[version.ref] = (version, size)
+            self._kept_bytes += size
+            # One is always kept, however large.
+            while len(self._kept) > 1 and (
+                len(self._kept) > _KEPT_VERSIONS or self._kept_bytes > _KEPT_BYTES
+            ):
+                self._kept_bytes -= self._kept.popitem(last=False)[1][1]
 
     async def _numbered(
         self, address: TemplateAddress, numbers: Sequence[int], *, with_retired: bool = False

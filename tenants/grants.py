@@ -299,6 +299,11 @@ def _worker() -> list[Grant]:
             on=_read_write(keys.worker("*")),
         ),
         Grant(
+            purpose="which versions had jobs lately",
+            commands="zadd zremrangebyrank zrevrangebyscore expire",
+            on=_read_write(keys.used("*")),
+        ),
+        Grant(
             purpose="list of workers",
             commands="zadd zrem zremrangebyscore zrange",
             on=_read_write(keys.WORKERS),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from contract import keys
-from contract.errors import InvalidInput, PrefillqError, RedisRefused, RedisUnreachable
+from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.logs import get_logger
+from contract.pinned import count_pinned
 from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
 from contract.types import VersionRef
 from templates.registry import Registry
-from templates.stored import read_names, read_refs
+from templates.stored import read_names
 from templates.version import PublishedVersion
+from worker.patterns import Patterns, Pin, check_pattern, match
+from worker.standings import Standing, Standings, Template
 
 log = get_logger(__name__)
 
@@ -29,6 +33,36 @@ class Served:
     queue: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """A template's versions that this worker's model can run, and where they stand."""
+
+    standing: Standing
+    refs: tuple[VersionRef, ...]
+    whole: bool  # False: a version could not be read, and is tried again at the next look
+
+    @property
+    def open(self) -> bool:
+        """True when one of them takes new jobs."""
+        return any(ref.version not in self.standing.retired for ref in self.refs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What is once learned of a version, which never changes."""
+
+    model_digest: str
+    bare: bool  # it has no prefix that could be held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledQueues:
+    """Where the versions go that labels point to. Made anew by each look that found a change."""
+
+    queue_of: Mapping[str, str] = field(default_factory=dict)  # version digest -> queue
+    bare: frozenset[str] = frozenset()  # queues of versions without a prefix
+
+
 class Catalog:
     """Follows the registry; `refresh` is cheap enough to run every couple of seconds."""
 
@@ -40,100 +74,197 @@ class Catalog:
         registry: Registry,
         model_digest: str,
         patterns: Iterable[str] = (),
+        exclude: Iterable[str] = (),
     ) -> None:
         self._client: Any = client  # redis-py types each reply as a value or an awaitable
         self._settings = settings
         self._registry = registry
         self._model_digest = model_digest
-        self._patterns = tuple(check_pattern(pattern) for pattern in patterns) or ("*/*",)
-        # Versions are immutable, so what was once learned of one stays true.
-        self._model_of: dict[VersionRef, str] = {}
+        self._patterns = Patterns(
+            include=tuple(check_pattern(pattern) for pattern in patterns),
+            exclude=tuple(check_pattern(pattern) for pattern in exclude),
+        )
+        self._standings = Standings(client, settings)
+        self._names: dict[str, list[str]] = {}  # tenant -> templates, as last read
+        self._kinds: dict[VersionRef, _Kind] = {}
+        self._fits: Mapping[Template, _Fit] = {}  # replaced as a whole: other threads read it
         self._found: list[Served] = []
+        self._done: set[Template] = set()  # wholly retired ones whose last job has ended
         self._skipped: set[VersionRef] = set()  # logged once, and tried again each time
+        self.labelled_queues = LabelledQueues()
 
     def refresh(self) -> list[Served]:
         """All templates that match and have a version for this worker's model, sorted.
 
-        A tenant whose keys cannot be read (its admin can write them) is served as it was.
+        One whose versions for it are all retired is served until their last job has ended. A
+        tenant whose keys cannot be read (its admin can write them) is served as it was.
         """
-        found: list[Served] = []
-        with errors_explained(self._settings):
-            tenants = read_names(self._client.smembers(keys.TENANTS))
-        for tenant in tenants:
-            try:
-                found += self._of_tenant(tenant)
-            except RedisRefused as error:
-                log.warning("tenant_not_read", tenant=tenant, error=str(error))
-                found += [served for served in self._found if served.tenant == tenant]
-        self._found = sorted(found)
+        standings = self._standings.look(self._matching())
+        fits = {
+            template: fit
+            for template, standing in standings.items()
+            if (fit := self._fit(template, standing)).refs
+        }
+        self._done = self._drained([t for t, fit in fits.items() if not fit.open])
+        self._fits = fits
+        self._found = self._served(fits.keys() - self._done)
+        self._follow_labels()
         return self._found
 
+    def dropped(self) -> list[Served]:
+        """Templates that match and are not served any more: all their versions are retired."""
+        return self._served(self._done)
+
     def labelled(self, served: Served) -> list[PublishedVersion]:
-        """Versions that a label of the template points to and this worker's model can run."""
-        return self._chosen(
-            served, lambda: self._registry.labels(served.tenant, served.template).values()
-        )
+        """Versions that a label of the template points to and this worker's model can run, as of
+        the last `refresh`."""
+        fit = self._fits.get((served.tenant, served.template))
+        return [] if fit is None else self._chosen(fit, set(fit.standing.labels.values()))
+
+    def labels(self, served: Served) -> dict[str, PublishedVersion]:
+        """The same by label."""
+        versions = {version.ref.version: version for version in self.labelled(served)}
+        fit = self._fits.get((served.tenant, served.template))
+        labels = {} if fit is None else fit.standing.labels
+        return {label: versions[at] for label, at in labels.items() if at in versions}
 
     def retired(self, served: Served) -> list[PublishedVersion]:
-        """Versions that take no new jobs and that this worker's model can run."""
-        return self._chosen(served, lambda: self._registry.retired(served.tenant, served.template))
+        """Versions that take no new jobs and that this worker's model can run, as `labelled`."""
+        fit = self._fits.get((served.tenant, served.template))
+        return [] if fit is None else self._chosen(fit, fit.standing.retired)
+
+    def version(self, tenant: str, template: str, number: int) -> PublishedVersion | None:
+        """A version of a served template that takes jobs and this worker's model can run."""
+        fit = self._fits.get((tenant, template))
+        found = [] if fit is None else self._chosen(fit, {number} - fit.standing.retired)
+        return found[0] if found else None
 
     def matches(self, tenant: str, template: str) -> bool:
         """True for a template that this worker may serve, if it has a version for its model."""
-        address = f"{tenant}/{template}"
-        return any(fnmatchcase(address, pattern) for pattern in self._patterns)
+        return self._patterns.serve(tenant, template)
 
-    def _chosen(
-        self, served: Served, numbers: Callable[[], Iterable[int]]
-    ) -> list[PublishedVersion]:
-        try:
-            if not (wanted := set(numbers())):
-                return []
-            return [
-                self._registry.get(ref)
-                for ref in self._refs(served.tenant, served.template)
-                if ref.version in wanted and self._fits(ref)
-            ]
-        except RedisRefused as error:
-            log.warning("template_not_read", tenant=served.tenant, error=str(error))
-            return []
-
-    def _of_tenant(self, tenant: str) -> list[Served]:
-        with errors_explained(self._settings):
-            names = read_names(self._client.smembers(keys.templates(tenant)))
+    def idle_patterns(self, pins: Iterable[Pin] = ()) -> list[tuple[str, str]]:
+        """Options and their patterns that name no template so far, as of the last `refresh`."""
+        served = {(one.tenant, one.template) for one in self._found}
+        there = {(tenant, name) for tenant, names in self._names.items() for name in names}
+        given = [("--template", p, p, served) for p in self._patterns.include]
+        given += [("--exclude", p, p, there) for p in self._patterns.exclude]
+        given += [("--pin", str(pin), pin.pattern, served) for pin in pins]
         return [
-            Served(tenant=tenant, template=name, queue=keys.queue(tenant, name, self._model_digest))
-            for name in names
-            if self.matches(tenant, name)
-            and any(self._fits(ref) for ref in self._refs(tenant, name))
+            (option, written)
+            for option, written, pattern, templates in given
+            if not any(match(pattern, *template) for template in templates)
         ]
 
-    def _refs(self, tenant: str, template: str) -> list[VersionRef]:
+    def _matching(self) -> list[Template]:
         with errors_explained(self._settings):
-            found = self._client.hgetall(keys.versions(tenant, template))
-        return read_refs(tenant, template, found)
+            tenants = read_names(self._client.smembers(keys.TENANTS))
+            pipe = self._client.pipeline(transaction=False)
+            for tenant in tenants:
+                pipe.smembers(keys.templates(tenant))
+            replies = pipe.execute(raise_on_error=False)
+        before, self._names = self._names, {}
+        for tenant, reply in zip(tenants, replies, strict=True):
+            if isinstance(reply, ResponseError):
+                log.warning("tenant_not_read", tenant=tenant, error=str(reply)[:200])
+                self._names[tenant] = before.get(tenant, [])
+            else:
+                self._names[tenant] = read_names(reply)
+        return [
+            (tenant, name)
+            for tenant, names in self._names.items()
+            for name in names
+            if self.matches(tenant, name)
+        ]
 
-    def _fits(self, ref: VersionRef) -> bool:
-        if ref not in self._model_of:
+    def _fit(self, template: Template, standing: Standing) -> _Fit:
+        before = self._fits.get(template)
+        if before is not None and before.whole and before.standing is standing:
+            return before
+        kinds = {ref: self._kind(ref) for ref in standing.refs}
+        return _Fit(
+            standing=standing,
+            refs=tuple(
+                ref
+                for ref, kind in kinds.items()
+                if kind is not None and kind.model_digest == self._model_digest
+            ),
+            whole=None not in kinds.values(),
+        )
+
+    def _kind(self, ref: VersionRef) -> _Kind | None:
+        """None for a version that cannot be read, of a newer release perhaps: it must not keep the
+        others from being served.
+        """
+        if ref not in self._kinds:
             try:
-                self._model_of[ref] = self._registry.get(ref).model_digest
+                version = self._registry.get(ref)
             except (RedisUnreachable, RedisRefused):
                 raise
             except PrefillqError as error:
-                # One unreadable version, of a newer release perhaps, must not keep the others
-                # from being served.
                 if ref not in self._skipped:
                     self._skipped.add(ref)
                     log.warning("version_skipped", version=str(ref), error=str(error))
-                return False
-        return self._model_of[ref] == self._model_digest
+                return None
+            self._kinds[ref] = _Kind(
+                model_digest=version.model_digest, bare=not version.compiled.prefix_ids
+            )
+        return self._kinds[ref]
 
+    def _chosen(self, fit: _Fit, numbers: Iterable[int]) -> list[PublishedVersion]:
+        wanted = set(numbers)
+        found = []
+        for ref in fit.refs:
+            if ref.version in wanted:
+                try:
+                    found.append(self._registry.get(ref))
+                except RedisUnreachable:
+                    raise
+                except PrefillqError as error:  # it was there, and is gone or spoilt
+                    log.warning("version_skipped", version=str(ref), error=str(error))
+        return found
 
-def check_pattern(pattern: str) -> str:
-    """`tenant/template` with `*` and `?`; InvalidInput otherwise."""
-    tenant, slash, template = pattern.partition("/")
-    if not (slash and tenant and template) or "/" in template:
-        raise InvalidInput(
-            "not a template pattern", given=repr(pattern)[:80], expected="acme/* or acme/triage"
-        )
-    return pattern
+    def _drained(self, templates: list[Template]) -> set[Template]:
+        """Those of these wholly retired templates that have no unfinished job."""
+        if not templates:
+            return set()
+        with errors_explained(self._settings):
+            pipe = self._client.pipeline(transaction=False)
+            for template in templates:
+                pipe.zcount(keys.waiting(*template), "-inf", "+inf")
+            replies = pipe.execute(raise_on_error=False)
+        empty = [t for t, reply in zip(templates, replies, strict=True) if reply == 0]
+        # One that was found without jobs takes no new ones; only a revived job, which waits then.
+        return {t for t in empty if t in self._done or not self._has_jobs(t)}
+
+    def _has_jobs(self, template: Template) -> bool:
+        """Also running ones: should their worker die, they come back to the queue."""
+        try:
+            with errors_explained(self._settings):
+                return any(count_pinned(self._client, *template).values())
+        except RedisRefused as error:
+            log.warning("jobs_not_counted", template="/".join(template), error=str(error))
+            return True
+
+    def _follow_labels(self) -> None:
+        queue_of, bare = {}, set()
+        for (tenant, name), fit in self._fits.items():
+            numbers = set(fit.standing.labels.values())
+            queue = self._queue(tenant, name)
+            for ref in fit.refs:
+                if ref.version in numbers:
+                    queue_of[ref.digest] = queue
+                    if self._kinds[ref].bare:
+                        bare.add(queue)
+        found = LabelledQueues(queue_of=queue_of, bare=frozenset(bare))
+        if found != self.labelled_queues:
+            self.labelled_queues = found
+
+    def _served(self, templates: Iterable[Template]) -> list[Served]:
+        return [
+            Served(tenant=tenant, template=name, queue=self._queue(tenant, name))
+            for tenant, name in sorted(templates)
+        ]
+
+    def _queue(self, tenant: str, template: str) -> str:
+        return keys.queue(tenant, template, self._model_digest)

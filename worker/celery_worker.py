@@ -122,14 +122,20 @@ class CatalogStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._timer = None
 
     def _consume(self, consumer: Any) -> None:
-        wanted = {served.queue: make_queue(served.queue) for served in self.service.serving}
-        current = set(consumer.app.amqp.queues.consume_from)
-        for name in current - wanted.keys():
+        wanted = {served.queue for served in self.service.serving}
+        queues, tasks = consumer.app.amqp.queues, consumer.task_consumer
+        current = set(queues.consume_from)
+        for name in sorted(current - wanted):
             consumer.cancel_task_queue(name)
-        for name in sorted(wanted.keys() - current):
-            consumer.app.amqp.queues.add(wanted[name])
-            consumer.add_task_queue(name)
+            log.info("queue_dropped", queue=name)
+        new = sorted(wanted - current)
+        for name in new:
+            # What Celery's `add_task_queue` does, but for its `consume` after each, which goes
+            # through all queues.
+            tasks.add_queue(queues.select_add(make_queue(name)))
             log.info("queue_added", queue=name)
+        if new:
+            tasks.consume()
 
 
 def run_worker(service: WorkerService, *, log_level: str) -> int:
@@ -140,7 +146,7 @@ def run_worker(service: WorkerService, *, log_level: str) -> int:
     # say more.
     logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
     logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
-    transport.install()
+    transport.install(service.warm_queues)
     app = make_celery(service.settings)
     app.conf.worker_consumer = "worker.consumer:Consumer"
     app.prefillq_service = service

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from contract.console import emit_json, emit_table, json_option, note, one_line, option
-from contract.errors import CodecError
+from contract.errors import CodecError, InvalidInput
 from contract.logs import configure_logs
 from contract.redis_client import connect
 from contract.settings import GIB, KIB, MIB, Settings
 from worker.engine.names import KERNELS, MODES, Auto, KernelName, Mode
 from worker.openmp import wait_passively
-from worker.options import DEFAULT_MODEL, WorkerOptions
+from worker.options import DEFAULT_MODEL, Warm, WorkerOptions
+from worker.patterns import Pin, check_pattern, parse_pin
 from worker.presence import EXPIRES_S, list_workers
 from worker.report import check_report
 
@@ -31,6 +32,32 @@ class DeviceName(click.ParamType[str]):
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", text, re.ASCII):
             self.fail(f"{value!r:.40} is no device; write auto, cpu, mps or cuda[:N]", param, ctx)
         return text
+
+
+class TemplatePattern(click.ParamType[str]):
+    """Names of templates with `*` and `?`."""
+
+    name = "pattern"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return check_pattern(str(value))
+        except InvalidInput as error:
+            self.fail(str(error), param, ctx)
+
+
+class PinPattern(click.ParamType[Pin]):
+    """The same, perhaps with a label."""
+
+    name = "pin"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Pin:
+        if isinstance(value, Pin):
+            return value
+        try:
+            return parse_pin(str(value))
+        except InvalidInput as error:
+            self.fail(str(error), param, ctx)
 
 
 class ByteSize(click.ParamType[int]):
@@ -59,9 +86,25 @@ def worker() -> None:
 @option(
     "--template",
     "templates",
+    type=TemplatePattern(),
     multiple=True,
     metavar="PATTERN",
     help="Templates to serve, such as acme/* (repeatable; default: all of this model).",
+)
+@option(
+    "--exclude",
+    type=TemplatePattern(),
+    multiple=True,
+    metavar="PATTERN",
+    help="Templates not to serve, whatever --template says (repeatable).",
+)
+@option(
+    "--pin",
+    "pins",
+    type=PinPattern(),
+    multiple=True,
+    metavar="TEMPLATE[@LABEL]",
+    help="Keep what labels of these templates point to in the prefix cache (repeatable).",
 )
 @option(
     "--device",
@@ -94,10 +137,11 @@ def worker() -> None:
 )
 @option(
     "--warm",
-    type=click.Choice(["none", "all"]),
+    type=click.Choice(["none", "used", "all"]),
     default="none",
     show_default=True,
-    help="all: prefill and check labelled versions before their first job.",
+    help="Prefill and check before the first job: used, what had jobs lately; all, what labels "
+    "point to.",
 )
 @option(
     "--engine",
@@ -189,11 +233,13 @@ def start(
     *,
     model: str,
     templates: tuple[str, ...],
+    exclude: tuple[str, ...],
+    pins: tuple[Pin, ...],
     device: str,
     dtype: str,
     cache_bytes: int,
     disk_bytes: int,
-    warm: Literal["none", "all"],
+    warm: Warm,
     engine: Mode | Auto,
     kernels: KernelName | Auto,
     batch: int,
@@ -230,6 +276,8 @@ def start(
         WorkerOptions(
             model=model,
             templates=templates,
+            exclude=exclude,
+            pins=pins,
             device=device,
             dtype=dtype,
             cache_bytes=cache_bytes,
@@ -308,10 +356,16 @@ def _show(description: dict[str, Any]) -> None:
                 version["version"],
                 version["prefix_tokens"],
                 f"{version['bytes'] / MIB:.1f}",
-                "yes" if version["cached"] else "no",
+                _cached(version),
                 f"{version['prefill_s']:.2f}",
                 f"{version['parity']} ({version['parity_tokens']} tokens)",
             )
             for version in description["versions"]
         ],
     )
+
+
+def _cached(version: dict[str, Any]) -> str:
+    if not version["cached"]:
+        return "no"
+    return "pinned" if version.get("pinned") else "yes"

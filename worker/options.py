@@ -7,8 +7,13 @@ from typing import Literal
 
 from contract.settings import GIB
 from worker.engine.names import Auto, KernelName, Mode
+from worker.patterns import Pin
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+
+# Which versions are prefilled before jobs want them: none, those that labels point to, or those
+# that had jobs lately, on whatever worker.
+Warm = Literal["none", "used", "all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,11 +22,13 @@ class WorkerOptions:
 
     model: str = DEFAULT_MODEL
     templates: tuple[str, ...] = ()  # patterns such as "acme/*"; none means all
+    exclude: tuple[str, ...] = ()  # patterns of templates that are not served all the same
+    pins: tuple[Pin, ...] = ()  # templates whose labelled versions are never evicted
     device: str = "auto"
     dtype: str = "auto"
     cache_bytes: int = 2 * GIB
     disk_bytes: int = 4 * GIB  # prefilled prefixes kept in the cache folder; 0 keeps none
-    warm: Literal["none", "all"] = "none"  # all: labelled versions are prefilled before jobs
+    warm: Warm = "none"
     threads: int | None = None  # CPU threads for torch; None leaves torch's choice
     engine: Mode | Auto = "auto"  # auto: the fastest that is proven for the model here
     kernels: KernelName | Auto = "auto"  # of the shared engine

@@ -78,6 +78,7 @@ class PrefixService:
         self._model = model
         self._warm: dict[PrefixKey, WarmVersion] = {}
         self._lock = threading.Lock()
+        self._held: tuple[int, frozenset[str]] = (-1, frozenset())
 
     def key(self, version: PublishedVersion) -> PrefixKey:
         """The full key: equal only when every bit that shapes the cached tensors is equal."""
@@ -135,6 +136,29 @@ class PrefixService:
         """True when the version's entry is in memory now."""
         key = self.key(version)
         return any(listed.key == key for listed in self.cache.entries())
+
+    def held(self) -> frozenset[str]:
+        """Digests of the versions whose jobs find an entry in memory now, and may use it.
+
+        Cheap to ask for again and again, and the same object until something changed.
+        """
+        changes = self.cache.changes
+        if self._held[0] != changes:
+            entries = self.cache.entries()
+            with self._lock:
+                warm = [self._warm.get(listed.key) for listed in entries]
+            self._held = (changes, frozenset(w.ref.digest for w in warm if w and w.parity.ok))
+        return self._held[1]
+
+    def room_for(self, version: PublishedVersion) -> bool:
+        """False when the version's entry would likely push another one out.
+
+        Judged by the largest of those that were built: bytes grow with tokens.
+        """
+        with self._lock:
+            per_token = max((w.nbytes / w.prefix_tokens for w in self._warm.values()), default=0.0)
+        stats = self.cache.stats()
+        return stats.bytes + per_token * len(version.compiled.prefix_ids) <= stats.max_bytes
 
     def forget(self, version: PublishedVersion, reason: str) -> None:
         """Drop the version's entry from memory and disk, and what its first warming found."""

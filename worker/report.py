@@ -59,6 +59,7 @@ class VersionPart(_Part):
     prefix_tokens: Amount
     bytes: Amount
     cached: bool
+    pinned: bool = False  # a worker of an older release does not say
     prefill_s: Amount
     parity: str
     parity_tokens: Amount

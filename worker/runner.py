@@ -11,7 +11,7 @@ from typing import TypeVar
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.job_store import JobStore, Refused, with_commit_time
 from contract.logs import get_logger
-from contract.types import Job, JobState, Result
+from contract.types import Job, JobState, Result, VersionRef
 from worker.answer import JobAnswers
 from worker.engine.base import EngineClosed
 from worker.leases import HeldLease, LeaseKeeper
@@ -56,6 +56,7 @@ class JobRunner:
         shadow: Callable[[Job], None] = lambda _job: None,
         watcher: Watcher | None = None,
         streams: AnswerStreams | None = None,
+        used: Callable[[VersionRef], None] = lambda _ref: None,  # told of each that had a job
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._watcher = watcher or Watcher()
@@ -69,6 +70,7 @@ class JobRunner:
         self._ring = ring
         self._shadow = shadow
         self._streams = streams
+        self._used = used
 
     def run(self, job_id: str, *, delivery_tag: str | None = None) -> Result | None:
         """Claim, answer and commit a job. None when it was not ours to run or to finish.
@@ -125,6 +127,7 @@ class JobRunner:
         self._watcher.attempt_ended("ended")
         self._watcher.attempt_answered(claim.job, committed)
         self._watcher.job_finished(committed)
+        self._used(claim.job.ref)
         self._note_commit(job_id, fence, commit_s)
         self._offer_shadow(claim.job, committed)
         return committed

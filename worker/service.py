@@ -35,6 +35,9 @@ from worker.rollouts.shadow import ShadowQueue
 from worker.rollouts.work import RolloutWork
 from worker.runner import JobRunner
 from worker.streams import AnswerStreams
+from worker.used import FLUSH_S, UsedVersions
+from worker.warm_queues import WarmQueues
+from worker.warming import Warming
 from worker.watcher import Watcher, Watchers
 
 if TYPE_CHECKING:  # their libraries are imported where they are wanted
@@ -76,7 +79,9 @@ class WorkerService:
             registry=self.registry,
             model_digest=self.folder.model_digest,
             patterns=options.templates,
+            exclude=options.exclude,
         )
+        self.used = UsedVersions(self.client, settings, model_digest=self.folder.model_digest)
         self.presence = Presence(
             client=self.client,
             settings=settings,
@@ -118,6 +123,7 @@ class WorkerService:
             shadow=ShadowQueue(self.client, self.settings).offer,
             watcher=self.watcher,
             streams=self.streams,
+            used=self.used.note,
         )
         self.rollouts = RolloutWork(
             client=self.client,
@@ -128,10 +134,20 @@ class WorkerService:
             store=self.store,
             answers=answers,
             prefixes=self.prefixes,
-            warm=self.options.warm,
             serving=lambda: self.serving,
             draining=lambda: self.shutdown.draining,
             busy=self._busy,
+        )
+        self.warming = Warming(
+            warm=self.options.warm,
+            pins=self.options.pins,
+            versions=self.catalog,
+            prefixes=self.prefixes,
+            warmer=self.rollouts.warmer,
+            recent=self.used.recent,
+        )
+        self.warm_queues = WarmQueues(
+            prefixes=self.prefixes, labelled=lambda: self.catalog.labelled_queues
         )
         log.info("model_loaded", model=self.model.label, digest=self.folder.model_digest)
 
@@ -151,6 +167,9 @@ class WorkerService:
 
         The model must be loaded.
         """
+        found = self.catalog.refresh()
+        self._tell_of_idle_patterns()
+        self.warming.start(found)
         self.refresh()
         janitor = Janitor(
             client=self.client,
@@ -161,6 +180,8 @@ class WorkerService:
         )
         self._threads = [
             Periodic("catalog", self.refresh, interval_s=REFRESH_S),
+            Periodic("warming", self._keep_warm, interval_s=REFRESH_S),
+            Periodic("used", self.used.flush, interval_s=FLUSH_S),
             Periodic("janitor", janitor.sweep, interval_s=janitor.interval_s),
             *self.rollouts.threads(),
         ]
@@ -188,6 +209,7 @@ class WorkerService:
         self.leases.stop()
         self.streams.stop()
         try:
+            self.used.flush()
             self.presence.stop()
         except PrefillqError as error:
             log.warning("presence_not_removed", error=str(error))
@@ -218,16 +240,31 @@ class WorkerService:
         os.kill(os.getpid(), signal.SIGQUIT)
 
     def refresh(self) -> None:
-        """Look at the registry again; `serving` changes once new versions are warm."""
+        """Look at the registry again.
+
+        Only the first look waits until versions are warm: a job that comes before its prefix is
+        there waits for it in the engine, which is no longer than it would in its queue.
+        """
         found = self.catalog.refresh()
-        self.rollouts.warm_labelled(found)
         self.watcher.serving(_names(found))
         self.serving = found
+
+    def _keep_warm(self) -> None:
+        self.warming.keep_up(self.serving)
+
+    def _tell_of_idle_patterns(self) -> None:
+        for option, pattern in self.catalog.idle_patterns(self.options.pins):
+            log.info(
+                "pattern_matches_nothing",
+                option=option,
+                pattern=pattern,
+                remedy="Nothing to do where its templates are yet to come; they are picked up.",
+            )
 
     def describe(self) -> dict[str, Any]:
         """Plain data for `prefillq worker list`."""
         stats = self.prefixes.cache.stats()
-        cached = {listed.key for listed in self.prefixes.cache.entries()}
+        cached = {listed.key: listed.pinned for listed in self.prefixes.cache.entries()}
         return {
             "id": self.worker_id,
             "host": socket.gethostname(),
@@ -265,6 +302,7 @@ class WorkerService:
                     "prefix_tokens": warm.prefix_tokens,
                     "bytes": warm.nbytes,
                     "cached": warm.key in cached,
+                    "pinned": cached.get(warm.key, False),
                     "prefill_s": warm.prefill_s,
                     "parity": warm.parity.outcome,
                     "parity_tokens": warm.parity.checked_tokens,

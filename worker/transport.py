@@ -9,13 +9,16 @@
   message once more, and finds its job ended.
 - A message that came over a connection which was closed since cannot be acknowledged, and trying to
   ends the process. Here its place is freed, and that is all.
+- The set of queues is gone through anew for each queue added and each turn of the event loop, which
+  a thousand queues feel. Here it is done once after a change.
 
 It is also the door at which messages are taken apart (`worker.doorbell`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import contextmanager
 from queue import Empty
 from typing import Any, ClassVar
@@ -72,11 +75,47 @@ class _Tolerant:
     """What both kinds of channel do about messages, refusals and turns."""
 
     QoS = QoS
+    # Which queues to prefer. kombu makes the channels, so it stands with the class; see `install`.
+    warm: ClassVar[Callable[[], AbstractSet[str]]] = frozenset
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._consumed: list[str] | None = None  # as they are consumed now; None: not known
+        self._words: dict[str, bytes] = {}  # queue -> its key, as it stands in a command
         super().__init__(*args, **kwargs)
         # kombu's own orders, one of which is chosen by name, know nothing of tenants.
         self._queue_cycle = TenantRotation()
+
+    @property
+    def active_queues(self) -> list[str]:
+        """What kombu's property gives."""
+        if self._consumed is None:
+            self._consumed = list(super().active_queues)  # type: ignore[misc]
+            self._queue_cycle.update(self._consumed)
+        return self._consumed
+
+    def _update_queue_cycle(self) -> None:
+        # What kombu calls after each change.
+        self._consumed = None
+        self._words = {}
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        """What kombu's does, for one priority, without making each key's bytes anew each time."""
+        count = len(self.active_queues)  # this first: it brings the cycle up to date
+        self._queue_cycle.prefer(_Tolerant.warm())
+        queues = self._queue_cycle.consume(count)
+        if not queues:
+            return
+        seconds = (self.brpop_timeout if timeout is None else timeout) or 0
+        words = [_word("BRPOP"), *map(self._word_of, queues), _word(str(seconds))]
+        connection = self.client.connection
+        self._in_poll = connection
+        self._brpop_sent_at = time.monotonic()
+        connection.send_packed_command(b"*%d\r\n" % len(words) + b"".join(words))
+
+    def _word_of(self, queue: str) -> bytes:
+        if (word := self._words.get(queue)) is None:
+            word = self._words[queue] = _word(f"{self.global_keyprefix}{queue}")
+        return word
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
@@ -95,6 +134,12 @@ class _Tolerant:
         # Not its content: it may hold what a log must not.
         REFUSALS.note("unreadable", error=type(error).__name__)
         return True
+
+
+def _word(text: str) -> bytes:
+    """One argument of a command, in Redis's protocol."""
+    encoded = text.encode()
+    return b"$%d\r\n%b\r\n" % (len(encoded), encoded)
 
 
 class Channel(_Tolerant, kombu_redis.Channel):  # type: ignore[misc]
@@ -133,8 +178,12 @@ class SentinelTransport(_Reconnecting, kombu_redis.SentinelTransport):  # type: 
     Channel = SentinelChannel
 
 
-def install() -> None:
-    """Make this process's Celery use them; kombu has no setting for a transport's classes."""
+def install(warm: Callable[[], AbstractSet[str]] = frozenset) -> None:
+    """Make this process's Celery use them; kombu has no setting for a transport's classes.
+
+    `warm` is asked for the queues to prefer each time that they are to be looked into.
+    """
+    _Tolerant.warm = staticmethod(warm)
     for scheme in ("redis", "rediss"):
         transport.TRANSPORT_ALIASES[scheme] = f"{__name__}:Transport"
     transport.TRANSPORT_ALIASES["sentinel"] = f"{__name__}:SentinelTransport"

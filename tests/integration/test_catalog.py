@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,17 @@ from structlog.testing import CapturingLogger
 from contract import keys
 from contract.codec import pack, unpack
 from contract.errors import InvalidInput
+from contract.ids import new_job_id
+from contract.records import RedisJobStore
 from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import VersionRef
+from producer.client import Producer
 from templates.registry import Registry
 from tests.support.published import COMPILED, MODEL, make_spec
-from worker.catalog import Catalog, Served, check_pattern
+from worker.catalog import Catalog, Served
+from worker.patterns import Pin
+from worker.standings import ROUNDS
 
 OTHER = replace(MODEL, model_digest="e" * 64)
 MakeCatalog = Callable[..., Catalog]
@@ -27,13 +32,16 @@ MakeCatalog = Callable[..., Catalog]
 def make_catalog(worker_client: Any, worker_settings: Settings) -> MakeCatalog:
     """A catalog as a worker has it: with a registry of its own, which has read nothing yet."""
 
-    def make(*patterns: str, model_digest: str = MODEL.model_digest) -> Catalog:
+    def make(
+        *patterns: str, model_digest: str = MODEL.model_digest, exclude: Iterable[str] = ()
+    ) -> Catalog:
         return Catalog(
             client=worker_client,
             settings=worker_settings,
             registry=Registry(worker_client, worker_settings),
             model_digest=model_digest,
             patterns=patterns,
+            exclude=exclude,
         )
 
     return make
@@ -165,8 +173,10 @@ def test_labelled_versions_of_this_model(registry: Registry, make_catalog: MakeC
     assert [version.ref for version in catalog.labelled(served)] == [first]
     for label, ref in (("canary", second), ("mine", second), ("shadow", theirs)):
         registry.set_label("acme", "triage", label, ref.version)
+    catalog.refresh()
     assert [version.ref for version in catalog.labelled(served)] == [first, second]
     registry.set_label("acme", "triage", "production", second.version)
+    catalog.refresh()
     assert [version.ref for version in catalog.labelled(served)] == [second]
 
 
@@ -247,18 +257,207 @@ def test_damaged_version_is_served_once_it_is_repaired(
     assert addresses(catalog) == ["acme/triage"]
 
 
-@pytest.mark.parametrize("pattern", ["acme/*", "*/*", "acme/triage", "a?me/tri*"])
-def test_good_patterns_stay_as_they_are(pattern: str) -> None:
-    """`check_pattern` returns its argument."""
-    assert check_pattern(pattern) == pattern
-
-
-@pytest.mark.parametrize(
-    "pattern", ["", "*", "acme", "/", "acme/", "/triage", "acme/a/b", "acme//b", "acme/triage/"]
-)
-def test_bad_patterns_are_refused(pattern: str, make_catalog: MakeCatalog) -> None:
+@pytest.mark.parametrize("pattern", ["acme", "acme/a/b"])
+def test_bad_patterns_are_refused(make_catalog: MakeCatalog, pattern: str) -> None:
     """A pattern that could match nothing is an error before the worker starts."""
     with pytest.raises(InvalidInput, match="pattern"):
-        check_pattern(pattern)
-    with pytest.raises(InvalidInput, match="pattern"):
         make_catalog("acme/*", pattern)
+    with pytest.raises(InvalidInput, match="pattern"):
+        make_catalog("acme/*", exclude=[pattern])
+
+
+# --- what is left out, retired and removed
+
+
+def test_exclude_wins(registry: Registry, make_catalog: MakeCatalog) -> None:
+    """Over a pattern that names the same template; also for templates published later, and for
+    rollouts that the worker may lead."""
+    publish(registry, "acme/triage")
+    publish(registry, "acme/tagging")
+    publish(registry, "globex/triage")
+    catalog = make_catalog("acme/*", exclude=["*/triage"])
+    assert addresses(catalog) == ["acme/tagging"]
+    publish(registry, "acme/notes")
+    assert addresses(catalog) == ["acme/notes", "acme/tagging"]
+    assert catalog.matches("acme", "tagging")
+    assert not catalog.matches("acme", "triage")
+
+
+def test_a_pattern_that_names_nothing_is_told(
+    registry: Registry, make_catalog: MakeCatalog
+) -> None:
+    """Of a template for other weights too; excluding needs only a template of that name."""
+    publish(registry, "acme/triage")
+    publish(registry, "acme/theirs", model=OTHER)
+    catalog = make_catalog("acme/*", "acme/theirs", "zen/*", exclude=["acme/theirs", "x/y"])
+    catalog.refresh()
+    pins = [Pin(pattern="acme/tri*"), Pin(pattern="zen/*", label="canary")]
+    assert catalog.idle_patterns(pins) == [
+        ("--template", "acme/theirs"),
+        ("--template", "zen/*"),
+        ("--exclude", "x/y"),
+        ("--pin", "zen/*@canary"),
+    ]
+    publish(registry, "zen/tea")
+    catalog.refresh()
+    assert ("--template", "zen/*") not in catalog.idle_patterns(pins)
+
+
+def retire_all(registry: Registry, address: str, version: int = 1) -> None:
+    tenant, name = address.split("/")
+    for label in registry.labels(tenant, name):
+        registry.remove_label(tenant, name, label)
+    registry.retire(tenant, name, version)
+
+
+def test_a_wholly_retired_template_is_dropped_and_comes_back(
+    registry: Registry, make_catalog: MakeCatalog
+) -> None:
+    """No version of it takes jobs; `dropped` names it, so that its prefixes are forgotten."""
+    publish(registry, "acme/triage")
+    publish(registry, "acme/tagging")
+    catalog = make_catalog()
+    assert addresses(catalog) == ["acme/tagging", "acme/triage"]
+    retire_all(registry, "acme/triage")
+    assert addresses(catalog) == ["acme/tagging"]
+    [dropped] = catalog.dropped()
+    assert [version.ref.version for version in catalog.retired(dropped)] == [1]
+    registry.retire("acme", "triage", 1, undo=True)
+    assert addresses(catalog) == ["acme/tagging", "acme/triage"]
+    assert catalog.dropped() == []
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_retired_template_is_served_until_its_last_job_has_ended(
+    registry: Registry,
+    make_catalog: MakeCatalog,
+    producer: Producer,
+    client: Client,
+    settings: Settings,
+    claimed: bool,
+) -> None:
+    """Queued, or running anywhere: should that worker die, the job comes back to the queue. Also
+    for a worker that starts now."""
+    publish(registry, "acme/triage")
+    job = producer.submit("acme/triage", {"ticket": "x"})
+    store = RedisJobStore(client, settings)
+    if claimed:
+        store.claim(job.id, "elsewhere", 60.0)
+    running, fresh = make_catalog(), make_catalog()
+    assert addresses(running) == ["acme/triage"]
+    retire_all(registry, "acme/triage")
+    for catalog in (running, fresh):
+        assert addresses(catalog) == ["acme/triage"]
+    store.cancel(job.id)
+    if claimed:
+        client.zrem(keys.running("acme"), job.id)
+    for catalog in (running, fresh):
+        assert addresses(catalog) == []
+
+
+def test_a_revived_job_of_a_dropped_template_is_served(
+    registry: Registry, make_catalog: MakeCatalog, client: Client
+) -> None:
+    """It waits again, though its version is retired."""
+    publish(registry, "acme/triage")
+    retire_all(registry, "acme/triage")
+    catalog = make_catalog()
+    assert addresses(catalog) == []
+    job_id = new_job_id("acme")
+    client.zadd(keys.waiting("acme", "triage"), {job_id: 9e9})
+    assert addresses(catalog) == ["acme/triage"]
+
+
+def test_a_removed_template_is_dropped(
+    registry: Registry, make_catalog: MakeCatalog, client: Client
+) -> None:
+    """Its name is gone from its tenant's, or its tenant from the workers' list."""
+    for address in ("acme/one", "acme/two", "globex/one"):
+        publish(registry, address)
+    catalog = make_catalog()
+    assert len(addresses(catalog)) == 3
+    client.srem(keys.templates("acme"), "two")
+    assert addresses(catalog) == ["acme/one", "globex/one"]
+    client.srem(keys.TENANTS, "globex")
+    assert addresses(catalog) == ["acme/one"]
+
+
+# --- labels, by name
+
+
+def test_labels_and_versions_of_a_served_template(
+    registry: Registry, make_catalog: MakeCatalog
+) -> None:
+    """What pins and `--warm used` go by: of this model's, and not retired."""
+    first = publish(registry, "acme/triage")
+    second = publish(registry, "acme/triage", text="Two: ")
+    theirs = publish(registry, "acme/triage", text="Three: ", model=OTHER)
+    registry.set_label("acme", "triage", "canary", second.version)
+    registry.set_label("acme", "triage", "other", theirs.version)
+    catalog = make_catalog()
+    (served,) = catalog.refresh()
+    labels = catalog.labels(served)
+    assert {label: version.ref for label, version in labels.items()} == {
+        "production": first,
+        "canary": second,
+    }
+    numbered = [catalog.version("acme", "triage", number) for number in (1, 2, 3, 4)]
+    assert [version and version.ref for version in numbered] == [first, second, None, None]
+    assert catalog.version("acme", "nothing", 1) is None
+    registry.remove_label("acme", "triage", "canary")
+    registry.retire("acme", "triage", 2)
+    catalog.refresh()
+    assert catalog.version("acme", "triage", 2) is None
+
+
+def test_queues_of_labelled_versions(registry: Registry, make_catalog: MakeCatalog) -> None:
+    """By digest, and the same object until something moved."""
+    first = publish(registry, "acme/triage")
+    second = publish(registry, "acme/triage", text="Two: ")
+    catalog = make_catalog()
+    (served,) = catalog.refresh()
+    before = catalog.labelled_queues
+    assert before.queue_of == {first.digest: served.queue}
+    catalog.refresh()
+    assert catalog.labelled_queues is before
+    registry.set_label("acme", "triage", "canary", second.version)
+    catalog.refresh()
+    assert catalog.labelled_queues.queue_of == dict.fromkeys(
+        (first.digest, second.digest), served.queue
+    )
+
+
+# --- a look costs few round trips
+
+
+def test_a_look_at_many_templates_takes_few_round_trips(
+    registry: Registry, make_catalog: MakeCatalog, client: Client, worker_client: Client
+) -> None:
+    """Their revisions are asked for together, and of one that moved alone is the rest read."""
+    for number in range(60):
+        publish(registry, f"acme/t{number}")
+    catalog = make_catalog()
+    catalog.refresh()
+    before = client.info("commandstats")
+    catalog.refresh()
+    # Besides, one in ROUNDS is read again at each look.
+    assert _calls(client, "hgetall") - before["cmdstat_hgetall"]["calls"] <= 2 * (60 // ROUNDS)
+    assert _calls(client, "mget") - before.get("cmdstat_mget", {"calls": 0})["calls"] == 1
+
+
+def _calls(client: Any, command: str) -> int:
+    return int(client.info("commandstats")[f"cmdstat_{command}"]["calls"])
+
+
+def test_a_move_that_no_revision_tells_of_is_found_in_a_round(
+    registry: Registry, make_catalog: MakeCatalog, client: Client
+) -> None:
+    """After a failover that lost moves, others have their revisions."""
+    publish(registry, "acme/triage")
+    second = publish(registry, "acme/triage", text="Two: ")
+    catalog = make_catalog()
+    (served,) = catalog.refresh()
+    client.hset(keys.labels("acme", "triage"), "canary", second.version)
+    for _ in range(ROUNDS):
+        catalog.refresh()
+    assert set(catalog.labels(served)) == {"production", "canary"}

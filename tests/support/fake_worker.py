@@ -35,6 +35,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", required=True, help="folder of the model to pretend to serve")
     add("--template", action="append", default=[], metavar="PATTERN")
+    add("--exclude", action="append", default=[], metavar="PATTERN")
+    add("--pin", action="append", default=[], metavar="TEMPLATE[@LABEL]")
+    add("--warm", choices=("none", "used", "all"), default="none")
+    add("--cache-bytes", type=int, default=2**30, help="a token of a prefix takes one byte")
     add("--batch", type=int, default=4, help="jobs at once")
     add("--answer", help="the text of every answer; default: a digest of the prompt")
     add("--answer-chars", type=int, help="the length of every answer")

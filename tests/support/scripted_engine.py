@@ -8,7 +8,6 @@ import re
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from contract.console import note
@@ -20,9 +19,10 @@ from templates.tokenizer import TemplateTokenizer
 from worker.celery_worker import run_worker
 from worker.engine.base import Generation, GenerationRequest, StopReason, never, non_finite
 from worker.engine.fake import FakeEngine
+from worker.engine.fake_model import NoModel, NothingProven
 from worker.loaded import Loaded
 from worker.options import WorkerOptions
-from worker.prefix.entry import PrefixKey
+from worker.patterns import parse_pin
 from worker.service import WorkerService
 
 _STEP_S = 0.005
@@ -91,37 +91,6 @@ class ScriptedEngine(FakeEngine):
         return max(told, upto)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoModel:
-    """A loaded model without weights."""
-
-    folder: ModelFolder
-    tokenizer: TemplateTokenizer
-    device: str = "cpu"
-    dtype_name: str = "float32"
-
-    @property
-    def label(self) -> str:
-        return f"{self.folder.name} without weights"
-
-    def prefix_key(self, tenant: str, digest: str) -> PrefixKey:
-        return PrefixKey(
-            tenant=tenant,
-            digest=digest,
-            model_digest=self.folder.model_digest,
-            tokenizer_digest=self.folder.tokenizer_digest,
-            dtype=self.dtype_name,
-            device=self.device,
-        )
-
-
-class NothingProven:
-    """The admission of an engine that computes nothing."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"way": {"mode": "fake"}, "max_logit_error": 0.0, "seconds": 0.0, "refused": []}
-
-
 def run_fake_worker(options: argparse.Namespace) -> int:
     """Run until told to stop; the exit code of the process."""
     configure_logs(level=options.log_level, force_json=True)
@@ -134,7 +103,15 @@ def run_fake_worker(options: argparse.Namespace) -> int:
 
     service = WorkerService(
         Settings.load(),
-        WorkerOptions(model=options.model, templates=tuple(options.template), batch=options.batch),
+        WorkerOptions(
+            model=options.model,
+            templates=tuple(options.template),
+            exclude=tuple(options.exclude),
+            pins=tuple(parse_pin(pin) for pin in options.pin),
+            warm=options.warm,
+            cache_bytes=options.cache_bytes,
+            batch=options.batch,
+        ),
         load=load,
     )
     try:

@@ -95,6 +95,12 @@ class PrefixCache:
         self._hits: Counter[str] = Counter()
         self._misses: Counter[str] = Counter()
         self._evictions: Counter[str] = Counter()
+        self._changes = 0
+
+    @property
+    def changes(self) -> int:
+        """Another number than before once an entry came or went."""
+        return self._changes
 
     @contextmanager
     def lease(self, key: PrefixKey, build: Callable[[], PrefixEntry]) -> Iterator[Leased]:
@@ -223,6 +229,7 @@ class PrefixCache:
             with self._lock:
                 self._make_room(key, entry.nbytes)
                 slot = self._slots[key] = _Slot(entry)
+                self._changes += 1
                 del self._building[key]
                 (self._hits if entry.loaded else self._misses)[key.tenant] += 1
         except BaseException as error:
@@ -262,6 +269,7 @@ class PrefixCache:
 
     def _remove(self, key: PrefixKey, reason: str) -> None:
         slot = self._slots.pop(key)
+        self._changes += 1
         self._evictions[reason] += 1
         if slot.leases:
             self._leaving.add(slot)

@@ -99,9 +99,13 @@ class Warmer:
         self._clock = clock
         self._tried: dict[str, float] = {}  # digest -> when
 
+    def tried(self, version: PublishedVersion) -> bool:
+        """True when this version was to be warmed before, whatever came of it."""
+        return version.ref.digest in self._tried
+
     def warm_once(self, version: PublishedVersion) -> None:
         """What was evicted or refused later is its jobs' business."""
-        if version.ref.digest not in self._tried:
+        if not self.tried(version):
             self._warm(version)
 
     def keep_warm(self, version: PublishedVersion) -> None:

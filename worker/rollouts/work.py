@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from contract.job_store import JobStore
 from contract.redis_client import Client
@@ -39,7 +38,6 @@ class RolloutWork:
         store: JobStore,
         answers: JobAnswers,
         prefixes: PrefixService,
-        warm: Literal["none", "all"],
         serving: Callable[[], list[Served]],
         draining: Callable[[], bool],
         busy: Callable[[], bool],  # True: jobs want all of the engine, or the worker ends
@@ -64,7 +62,6 @@ class RolloutWork:
             busy=busy,
         )
         self._catalog = catalog
-        self._warm = warm
         self._serving = serving
 
     def threads(self) -> list[Periodic]:
@@ -76,15 +73,8 @@ class RolloutWork:
             Periodic("shadow", self.shadow.look, interval_s=SHADOW_LOOK_S),
         ]
 
-    def warm_labelled(self, serving: list[Served]) -> None:
-        """With `--warm all`: what labels point to is prefilled before its first job."""
-        if self._warm == "all":
-            for served in serving:
-                for version in self._catalog.labelled(served):
-                    self.warmer.warm_once(version)
-
     def _keep_up(self) -> None:
         """A canary is warm before its first job, whatever `--warm` says; retired versions go."""
         for version in self.conductor.canaries():
             self.warmer.keep_warm(version)
-        self.drain.look(self._serving())
+        self.drain.look([*self._serving(), *self._catalog.dropped()])

@@ -16,6 +16,7 @@ from contract.errors import ModelError
 from contract.settings import GIB, KIB, MIB, Settings
 from worker import celery_worker, cli, service
 from worker.options import WorkerOptions
+from worker.patterns import Pin
 
 SETTINGS = Settings(redis_url="redis://127.0.0.1:1/0", cache_dir=Path("unused"))
 DESCRIPTION: dict[str, Any] = {
@@ -148,10 +149,12 @@ def test_start_without_options_has_the_defaults(started: Started) -> None:
 
 
 def test_start_passes_every_option_on(started: Started) -> None:
-    """Each option reaches its field; --template may be given again and again."""
+    """Each option reaches its field; those with patterns may be given again and again."""
     done = start(
         *("--model", "m"),
         *("--template", "acme/*", "--template", "globex/triage"),
+        *("--exclude", "acme/old", "--exclude", "*/draft"),
+        *("--pin", "acme/triage", "--pin", "globex/*@production"),
         *("--device", "cuda:1"),
         *("--dtype", "float16"),
         *("--cache-bytes", "512M"),
@@ -173,6 +176,8 @@ def test_start_passes_every_option_on(started: Started) -> None:
     assert started.options == WorkerOptions(
         model="m",
         templates=("acme/*", "globex/triage"),
+        exclude=("acme/old", "*/draft"),
+        pins=(Pin(pattern="acme/triage"), Pin(pattern="globex/*", label="production")),
         device="cuda:1",
         dtype="float16",
         cache_bytes=512 * MIB,
@@ -198,11 +203,41 @@ def test_start_reads_its_options_from_the_environment(started: Started) -> None:
         "PREFILLQ_WORKER_START_DEVICE": "mps",
         "PREFILLQ_WORKER_START_CACHE_BYTES": "1G",
         "PREFILLQ_WORKER_START_TEMPLATES": "acme/a acme/b",
+        "PREFILLQ_WORKER_START_EXCLUDE": "acme/c",
+        "PREFILLQ_WORKER_START_PINS": "acme/a acme/b@canary",
+        "PREFILLQ_WORKER_START_WARM": "used",
     }
     start("--device", "cpu", **env)
     assert started.options is not None
     assert (started.options.device, started.options.cache_bytes) == ("cpu", GIB)
     assert started.options.templates == ("acme/a", "acme/b")
+    assert started.options.exclude == ("acme/c",)
+    assert started.options.pins == (
+        Pin(pattern="acme/a"),
+        Pin(pattern="acme/b", label="canary"),
+    )
+    assert started.options.warm == "used"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--template", "acme"),
+        ("--template", "acme/[ab]"),
+        ("--exclude", "acme/a/b"),
+        ("--exclude", ""),
+        ("--pin", "acme/triage@3"),
+        ("--pin", "acme/triage@"),
+        ("--pin", "acme"),
+        ("--warm", "some"),
+    ],
+)
+def test_a_malformed_pattern_is_a_usage_error(started: Started, option: str, value: str) -> None:
+    """Exit status 2 before anything is loaded, and the message shows how to write one."""
+    done = start(option, value)
+    assert done.exit_code == 2
+    assert option in done.output
+    assert started.options is None
 
 
 @pytest.mark.parametrize(
