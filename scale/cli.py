@@ -308,6 +308,7 @@ def _simulate(
                 "left_out": trace.left_out,
                 "concurrency": slots,
                 "slowdown": round(load.slowdown, 6),
+                "turnaround_s": round(load.turnaround_s, 6),
                 "prefix_s": {name: round(s, 6) for name, s in sorted(load.prefix_s.items())},
                 "seed": seed,
                 "target_wait_s": goal.wait_s,

@@ -52,15 +52,19 @@ class Outcome:
         return asdict(self)
 
 
+_TURNED = -1  # in the place of a stamp: a slot takes its next job
+
+
 class _Worker:
-    __slots__ = ("clock", "ends", "held", "in_line", "moved_at", "stamp")
+    __slots__ = ("clock", "ends", "held", "in_line", "moved_at", "stamp", "turning")
 
     def __init__(self) -> None:
         self.clock = 0.0  # its own: seconds of work that each of its jobs has got
         self.moved_at = 0.0  # when that was so
         self.ends: list[tuple[float, int]] = []  # heap: on its clock, and a number to tell apart
         self.held: dict[str, float] = {}  # version -> when its prefix is there, on its clock
-        self.stamp = 0  # of the one event in the heap that is still true
+        self.stamp = 0  # of the one end in the heap that is still true
+        self.turning = 0  # slots between two jobs
         self.in_line = False
 
 
@@ -114,8 +118,8 @@ class _Simulation:
         coming = 0
         while done < len(works):
             arrives = works[coming].at if coming < len(works) else math.inf
-            ends = self._next_end()
-            if arrives <= ends:
+            happens = self._next_event()
+            if arrives <= happens:
                 if arrives < opens:  # nobody is up yet
                     self._waiting.add(works[coming])
                     coming += 1
@@ -124,8 +128,10 @@ class _Simulation:
                     continue
                 self._come(works[coming], arrives)
                 coming += 1
+            elif self._events[0][2] == _TURNED:
+                self._turned(happens)
             else:
-                self._end(ends)
+                self._end(happens)
                 done += 1
         return self
 
@@ -152,11 +158,27 @@ class _Simulation:
         self._move(worker, now)
         heappop(worker.ends)
         self.last_end = now
+        if self._load.turnaround_s > 0:
+            worker.turning += 1
+            self._numbers += 1
+            at = now + self._load.turnaround_s
+            heappush(self._events, (at, self._numbers, _TURNED, worker))
+        else:
+            self._take_next(worker, now)
+        self._plan(worker, now)
+
+    def _turned(self, now: float) -> None:
+        _, _, _, worker = heappop(self._events)
+        worker.turning -= 1
+        self._move(worker, now)
+        self._take_next(worker, now)
+        self._plan(worker, now)
+
+    def _take_next(self, worker: _Worker, now: float) -> None:
         if self._waiting:
             self._begin(worker, self._waiting.take(), now)
         else:
             self._stand_in_line(worker)
-        self._plan(worker, now)
 
     def _begin(self, worker: _Worker, work: Work, now: float) -> None:
         self.waits.append(now - work.at)
@@ -172,7 +194,8 @@ class _Simulation:
         heappush(worker.ends, (ready + work.alone_s, self._numbers))
 
     def _stand_in_line(self, worker: _Worker) -> None:
-        if not worker.in_line and len(worker.ends) < self._pool.concurrency:
+        taken = len(worker.ends) + worker.turning
+        if not worker.in_line and taken < self._pool.concurrency:
             worker.in_line = True
             self._line.append(worker)
 
@@ -193,8 +216,8 @@ class _Simulation:
             at = now + left * self._pace[len(worker.ends)]
             heappush(self._events, (at, self._numbers, worker.stamp, worker))
 
-    def _next_end(self) -> float:
+    def _next_event(self) -> float:
         events = self._events
-        while events and events[0][2] != events[0][3].stamp:
+        while events and events[0][2] not in (_TURNED, events[0][3].stamp):
             heappop(events)
         return events[0][0] if events else math.inf

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from contract.console import YEAR_S
@@ -41,6 +42,9 @@ class TracedJob:
     version: str  # `acme/triage@1`
     service_s: float | None  # at `batch_size`; None if not measured
     batch_size: int = 1
+    worker: str = ""
+    claimed_at: float | None = None
+    ended_at: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +74,7 @@ class Workload:
     works: Sequence[Work]
     prefix_s: dict[str, float]
     slowdown: float  # of each further job in a batch: with b jobs all take 1 + slowdown * (b - 1)
+    turnaround_s: float = 0.0  # from a job's end to the next one's start in its slot
     batch_size: int  # the largest seen
 
 
@@ -126,6 +131,9 @@ def _add_logged(trace: Trace, line: JobLine, cold: dict[str, list[tuple[float, f
             version=version,
             service_s=service,
             batch_size=min(line.batch_size, _MOST_BATCH),
+            worker=line.worker,
+            claimed_at=line.at - total + queued,
+            ended_at=line.at,
         )
     )
 
@@ -228,6 +236,7 @@ def workload(
             for version in {job.version for job in trace.jobs}
         },
         slowdown=slowdown,
+        turnaround_s=measured_turnaround(trace.jobs),
         batch_size=max(job.batch_size for job in trace.jobs),
     )
 
@@ -256,3 +265,25 @@ def measured_slowdown(jobs: Iterable[TracedJob]) -> float:
     if rise <= 0:
         return 0.0
     return min(1.0, rise / at_one) if at_one > 0 else 1.0
+
+
+def measured_turnaround(jobs: Iterable[TracedJob]) -> float:
+    """Seconds from a job's end to the claim of the next one, which waited already; the median.
+
+    A worker acknowledges the one, fetches the other and claims it. Of workers' logs alone; 0 where
+    no job waited.
+    """
+    by_worker: dict[str, list[tuple[float, bool, float]]] = {}
+    for job in jobs:
+        if job.claimed_at is not None and job.ended_at is not None:
+            events = by_worker.setdefault(job.worker, [])
+            events += [(job.ended_at, False, 0.0), (job.claimed_at, True, job.at)]
+    gaps = []
+    for events in by_worker.values():
+        ended: deque[float] = deque()  # slots by when they became free
+        for at, claims, came in sorted(events):
+            if not claims:
+                ended.append(at)
+            elif ended and came <= (since := ended.popleft()):
+                gaps.append(at - since)
+    return median(gaps) if gaps else 0.0

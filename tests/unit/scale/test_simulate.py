@@ -74,6 +74,16 @@ def test_workers_take_jobs_once_they_are_up() -> None:
     assert run(load_of((0, 1), (1, 1)), 9, 1, cold_start_s=10.0).wait_p50_s == 9.0
 
 
+def test_a_slot_takes_its_next_job_after_a_turnaround() -> None:
+    """The engine is not busy meanwhile, and a slot that was never used waits for nothing."""
+    load = replace(load_of((0, 2), (0, 2), (0, 2), slowdown=1.0), turnaround_s=0.5)
+    assert run(load, 1, 1).wait_max_s == 5.0
+    # Two together for 4 s; the third starts half a second later and is alone.
+    assert run(load, 1, 2).span_s == 6.5
+    assert run(load, 3, 1).wait_max_s == 0.0
+    assert run(replace(load_of((0, 1), (1.2, 1)), turnaround_s=0.5)).wait_max_s == 0.3
+
+
 def test_tenants_take_turns() -> None:
     """A tenant with a backlog does not hold up another, nor a template another of its tenant."""
     turns = Turns()

@@ -170,3 +170,29 @@ def test_one_batch_size_tells_nothing(read: Any) -> None:
     """No slope through one point."""
     lines = [own(at=n, template="acme/a", service_s=1.0, batch_size=4) for n in range(5)]
     assert workload(read(*lines), seed=1).slowdown == 0.0
+
+
+def test_turnaround_is_measured_where_jobs_waited(read: Any) -> None:
+    """From one job's end to the claim of another that had come before it, on the same worker."""
+
+    def job(worker: str, came: float, claimed: float, ended: float) -> bytes:
+        return job_line(
+            worker=worker,
+            timestamp=at(ended),
+            total_s=ended - came,
+            queue_s=claimed - came,
+        )
+
+    load = workload(
+        read(
+            job("a", 0, 0, 2.0),
+            job("a", 1, 2.25, 4.0),
+            job("a", 1, 4.25, 5.0),
+            job("a", 9, 9, 10.0),  # nobody waited: the slot was idle
+            job("b", 0, 0, 1.0),
+            job("b", 0.5, 1.25, 3.0),
+        ),
+        seed=1,
+    )
+    assert load.turnaround_s == pytest.approx(0.25, abs=1e-6)
+    assert workload(read(job("a", 0, 0, 1.0), job("a", 2, 2, 3.0)), seed=1).turnaround_s == 0.0
