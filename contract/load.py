@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 SPAN_S = 10
 KEPT_S = 900  # how long a span is kept
-MOST_RECORDS = 5_000  # looked at per set: at about 2 us each, Redis serves nobody else meanwhile
+MOST_RECORDS = 5_000  # looked at per set: Redis serves nobody else meanwhile
 MODEL_DIGITS = 12  # of a digest, in the names of queues
 
 # kombu's lists of one queue: itself, and one for each priority above 0 (`priority_steps`, `sep`).

@@ -48,9 +48,8 @@ end
 local function record_of(id, ...)
   local last = string.match(id, '%.([0-9a-f]+)$')
   if not last then return {} end
-  local found = redis.pcall('HMGET', tenant .. 'job:' .. last, ...)
-  if found.err then return {} end
-  return found
+  -- An error, of a key that is no hash, has no fields either.
+  return redis.pcall('HMGET', tenant .. 'job:' .. last, ...)
 end
 
 local asked = {}

@@ -100,6 +100,14 @@ def test_service_time_is_from_claim_to_end(rig: Rig, reader: LoadReader, client:
     assert flow.service_s == pytest.approx(6.0, abs=0.1)
 
 
+def test_a_claim_from_the_future_took_no_time(rig: Rig, reader: LoadReader, client: Any) -> None:
+    """Redis's clock may be set back; and a record may say anything."""
+    claim = rig.claim(submit(rig))
+    _claimed_ago(client, claim.job.id, -3600.0)
+    assert rig.store.commit(answer(claim), claim.job.fence)
+    assert one(reader).recent.service_s == 0.0
+
+
 def _claimed_ago(client: Any, job_id: str, seconds: float) -> None:
     now = client.time()[0] + client.time()[1] / 1e6
     client.hset(keys.job(job_id), "claimed_at", f"{now - seconds:.6f}")
@@ -261,6 +269,7 @@ def test_strange_members_are_passed_over(rig: Rig, reader: LoadReader, client: A
     for key in (keys.waiting("acme", "triage"), keys.running("acme")):
         client.zadd(key, dict.fromkeys(strange, last))
     client.set(keys.job("acme." + "1" * 32), "x")
+    client.hset(keys.job(submit(rig)), "state", "succeeded")
     load = one(reader)
     assert (load.running, load.late) == (0, 0)
     assert (load.waiting, load.estimated) == (1, False)
