@@ -135,6 +135,14 @@ def outcomes(tenant: str, rollout_id: str, digest: str) -> str:
     return f"pq:{tenant}:outcomes:{rollout_id}:{digest}"
 
 
+def flow(tenant: str, template: str, span: int | str) -> str:
+    """Hash with an expiry: jobs that came and went in ten seconds (`contract.load`), by model.
+
+    Written by contract/lua/common.lua, where its name is made too.
+    """
+    return f"pq:{tenant}:flow:{template}:{span}"
+
+
 def shadow(tenant: str, rollout_id: str) -> str:
     """List with an expiry: ids of jobs that the canary is to answer too."""
     return f"pq:{tenant}:shadow:{rollout_id}"

@@ -6,7 +6,7 @@
   did), `shadow` (number of the version that answers a copy of the job, unseen, if one does)
 - whose trace it belongs to: `traceparent`, if it was submitted within one
 - when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
-- who runs it: `attempt`, `fence`, `worker`, `lease_until`, `claim_token`
+- who runs it: `attempt`, `fence`, `worker`, `claimed_at`, `lease_until`, `claim_token`
 - when it failed and may be tried again: `not_before`, `ended_attempt` (the fence of that attempt)
 - how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`, `dead`, `revived`
 - what the answer was worth: `score:<name>`

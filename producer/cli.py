@@ -35,6 +35,7 @@ _SUMMARIES = {
     "demo": "Start Redis and a worker here, publish the examples, run jobs, show results, stop.",
     "models": "Fetch models and see which are at hand.",
     "report": "Make one HTML page of what workers logged: latency, cache, tokens, cost.",
+    "scale": "Show what waits for workers, and how many workers there should be.",
     "templates": "Publish prompt templates and look after their versions.",
     "tenants": "Make Redis users that reach one tenant's jobs and templates alone.",
     "worker": "Run workers and see what they hold.",

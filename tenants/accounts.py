@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 from contract import keys
 from contract.errors import Conflict, NotFound, PrefillqError
 from contract.ids import check_name
+from contract.load import load_library
 from contract.records import job_library
 from contract.redis_client import Client, errors_explained, text
 from contract.scripts import LIBRARY_PREFIX, ScriptLibrary
@@ -232,7 +233,7 @@ def login_url(url: str, name: str, password: str) -> str:
 
 
 def _libraries() -> list[ScriptLibrary]:
-    return [job_library(), registry_library()]
+    return [job_library(), load_library(), registry_library()]
 
 
 def _library_name(entry: Any) -> Iterable[bytes]:

@@ -64,7 +64,7 @@ def _producer(tenant: str) -> list[Grant]:
     any_job, any_key = keys.job(f"{tenant}.*"), f"pq:{tenant}:idem:*"
     queued, running, waiting = keys.queued(tenant), keys.running(tenant), keys.waiting(tenant, "*")
     limits, rate = keys.limits(tenant), keys.rate(tenant)
-    outcomes = keys.outcomes(tenant, "*", "*")
+    outcomes, flow = keys.outcomes(tenant, "*", "*"), keys.flow(tenant, "*", "*")
     return [
         Grant(
             purpose="job functions: submit, find, withdraw, cancel, score, state",
@@ -88,6 +88,7 @@ def _producer(tenant: str) -> list[Grant]:
         Grant(
             purpose="scores of a rollout's jobs", commands="xadd pexpire", on=_read_write(outcomes)
         ),
+        Grant(purpose="count submits", commands="hincrby pexpire", on=_read_write(flow)),
         Grant(purpose="idempotency keys", commands="get set del", on=_read_write(any_key)),
         Grant(purpose="queued jobs", commands="zadd zrem zcard", on=_read_write(queued)),
         Grant(purpose="running jobs that are late end", commands="zrem", on=_write(running)),
@@ -236,6 +237,11 @@ def _worker() -> list[Grant]:
         ),
         Grant(purpose="waiting jobs of a template", commands="zadd zrem", on=_write(waiting)),
         Grant(
+            purpose="count ended jobs",
+            commands="hincrby pexpire",
+            on=_read_write(keys.flow("*", "*", "*")),
+        ),
+        Grant(
             purpose="which versions have unfinished jobs",
             commands="zscan",
             on=_read(running, waiting),
@@ -265,7 +271,16 @@ def _worker() -> list[Grant]:
             commands="set get",
             on=_read_write(keys.conductor("*", "*")),
         ),
-        Grant(purpose="how many they are, for metrics", commands="zcount", on=_read(waiting)),
+        Grant(
+            purpose="how many they are, for metrics and 'prefillq scale'",
+            commands="zcount zcard zrange",
+            on=_read(waiting, held),
+        ),
+        Grant(
+            purpose="how many come and go, for 'prefillq scale'",
+            commands="hgetall",
+            on=_read(keys.flow("*", "*", "*")),
+        ),
         Grant(purpose="tell of ended jobs", commands="publish", on=(f"&{keys.notices('*')}",)),
         Grant(
             purpose="take messages, put them back, ring again, see whose turn is next",
@@ -274,7 +289,7 @@ def _worker() -> list[Grant]:
         ),
         Grant(
             purpose="messages taken and not done (kombu)",
-            commands="hset hget hdel watch",
+            commands="hset hget hdel watch hlen hvals",
             on=_read_write(unacked),
         ),
         Grant(

@@ -42,7 +42,8 @@ if free then
   local lease_until = seconds(now + tonumber(ARGV[5]))
   redis.call('HINCRBY', job.record, 'attempt', 1)
   redis.call('HINCRBY', job.record, 'fence', 1)
-  set('state', 'running', 'worker', ARGV[4], 'lease_until', lease_until, 'claim_token', ARGV[6])
+  set('state', 'running', 'worker', ARGV[4], 'lease_until', lease_until, 'claim_token', ARGV[6],
+    'claimed_at', seconds(now))
   redis.call('HDEL', job.record, 'not_before')
   leave_queue()
   redis.call('ZADD', job.running, lease_until, job.id)

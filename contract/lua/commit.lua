@@ -13,6 +13,7 @@ if held(ARGV[4]) then
   local now = server_time()
   set('result', ARGV[6])
   finish(ARGV[5], now)
+  tell_flow(now, 'out', '1', 'busy', busy_ms(now))
   tell_outcome(ARGV[5], now, ARGV[7], ARGV[8], ARGV[9])
   return 1
 end

@@ -74,6 +74,30 @@ local function settle(now)
   return state, false
 end
 
+-- Adds to what came and went of a template's jobs for one model, in spans of ten seconds that are kept
+-- for a quarter of an hour: `in` jobs submitted, `out` jobs that a worker ended, `busy` milliseconds
+-- that workers had them. Written in the same step as the record, since whoever decides how many workers
+-- there shall be must not see one without the other. It may be damaged or refused, which is no reason
+-- to fail: pcall. The key is named beside KEYS[2], as above.
+local function tell_flow(now, ...)
+  local model = string.match(get('queue') or '', '/([0-9a-f]+)$')
+  if not model or #model ~= 12 then return end
+  local span = string.format('%d', math.floor(now / 10))
+  local flow = beside_queued('flow:' .. (get('template') or '') .. ':' .. span)
+  local told = {...}
+  for i = 1, #told, 2 do
+    local sum = redis.pcall('HINCRBY', flow, told[i] .. ':' .. model, told[i + 1])
+    if sum == tonumber(told[i + 1]) then redis.pcall('PEXPIRE', flow, '900000') end
+  end
+end
+
+-- How long a worker has had the job, in milliseconds; a record may say anything.
+local function busy_ms(now)
+  local taken = now - (get_number('claimed_at') or now)
+  if not (taken > 0) then return '0' end
+  return string.format('%d', math.floor(math.min(taken, 86400) * 1000))
+end
+
 -- Back among those that wait. `ring_at` is when the janitor rings for it.
 local function queue_up(ring_at)
   set('state', 'queued')

@@ -19,11 +19,13 @@ if held(ARGV[4]) then
   if get_number('attempt') >= tonumber(ARGV[6]) then
     set('result', ARGV[8])
     bury(KEYS[4], ARGV[7], now)
+    tell_flow(now, 'out', '1', 'busy', busy_ms(now))
     tell_outcome('failed', now, ARGV[9], ARGV[10], ARGV[11])
   else
     local due = now + tonumber(ARGV[5])
     set('not_before', seconds(due), 'ended_attempt', ARGV[4])
     queue_up(due)
+    tell_flow(now, 'busy', busy_ms(now))
     settle(now)
   end
   return get('state')

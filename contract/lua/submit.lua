@@ -60,6 +60,7 @@ set('state', 'queued', 'input_digest', ARGV[7], 'submits', '1',
   'created_at', seconds(now), 'deadline_at', seconds(deadline_at),
   'attempt', '0', 'fence', '0', 'revision', revision, unpack(ARGV, 11))
 redis.call('PEXPIRE', job.record, string.format('%d', life_ms))
+tell_flow(now, 'in', '1')
 redis.call('ZADD', job.queued, seconds(now + tonumber(ARGV[8])), job.id)
 redis.call('ZADD', waiting, seconds(deadline_at), job.id)
 redis.call('ZREMRANGEBYSCORE', waiting, '-inf', seconds(now))

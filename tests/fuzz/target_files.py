@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -21,6 +23,8 @@ from contract.ids import TemplateAddress, check_name, parse_address, tenant_of
 from contract.settings import Settings
 from producer.batch import BadLine, Output, batch_name, lines_of, read_lines
 from producer.validate import VariablesChecker
+from scale.simulate import Pool, simulate
+from scale.trace import read_trace, workload
 from templates.finding import located
 from templates.lint import lint_spec
 from templates.lint_prefix import variables_last
@@ -30,6 +34,7 @@ from templates.yaml_source import content_places, parse_documents
 from tests.fuzz.judge import Found, check_shown, judged
 from tests.fuzz.mutations import BYTES, PLAIN, TEXTS, edited, edited_json, edited_plain
 from tests.fuzz.targets import Target
+from tests.support.job_lines import job_line
 from tests.support.published import make_spec, make_version
 
 _MAX_LINE = 4096
@@ -216,6 +221,24 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
         yield
 
 
+_TRACE = [
+    {"at": 1.5, "template": "acme/a", "version": 2, "service_s": 0.5, "batch_size": 2},
+    {"at": 2, "template": "acme/a", "prefix_s": 1},
+    json.loads(job_line()),
+    json.loads(job_line(cache_reason="cold", prefill_s=0.1, batch_size=1)),
+]
+
+
+def _simulate(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        load = workload(read_trace([file.name]), seed=1)
+    outcome = simulate(load, Pool(workers=2, concurrency=2, cold_start_s=1.0), seed=1)
+    json_line(outcome.to_dict())
+    assert outcome.jobs == len(load.works)
+
+
 def targets() -> tuple[Target, ...]:
     """See `tests.fuzz.targets`."""
     odd_values = st.recursive(
@@ -275,6 +298,13 @@ def targets() -> tuple[Target, ...]:
             inputs=st.lists(edited_json(_RESULTS), max_size=4).map(b"\n".join),
             run=lambda data: judged(lambda: _reopen(data)),
             short=150,
+        ),
+        Target(
+            name="trace",
+            about="traces to simulate, a worker's lines and one's own",
+            inputs=st.lists(edited_json(_TRACE), max_size=5).map(b"\n".join),
+            run=lambda data: judged(lambda: _simulate(data)),
+            short=100,
         ),
         Target(
             name="variables",

@@ -12,6 +12,7 @@ import pytest
 from redis.exceptions import NoPermissionError, RedisError
 
 from contract import keys
+from contract.load import load_library
 from contract.records import job_library
 from contract.redis_client import connect
 from contract.users import WORKER, RedisUser, Role
@@ -124,6 +125,9 @@ ANOTHER_TENANT = [
     ("XADD {their_outcomes} * s failed", "ends another's rollout"),
     ("XREVRANGE {their_outcomes} + -", "reads how another's jobs end"),
     ("GET {their_version}", "reads another's template"),
+    ("HGETALL {their_flow}", "reads how many jobs another has"),
+    ("HINCRBY {their_flow} in:aaaaaaaaaaaa 1", "has workers started for another"),
+    ("FCALL {load}_sight 0 pq:globex: pq:_broker:globex/ 1 1 x 3 triage", "counts another's jobs"),
     ("XREVRANGE {their_shadowed} + -", "reads answers to another's jobs"),
     ("LPUSH {their_shadow} x", "has workers answer another's jobs again"),
     ("FCALL {jobs}_state {their_job_keys} {their_id} 1 x", "looks at another's job"),
@@ -164,6 +168,9 @@ PRODUCERS = [
     ("SADD {my_rollouts} x", "has workers look for rollouts"),
     ("HSET {my_retired} 1 x", "retires a version"),
     ("DEL {my_outcomes}", "takes back what was said of a version"),
+    ("HGETALL {my_flow}", "nothing of its needs it"),
+    ("DEL {my_flow}", "nothing of its needs it"),
+    ("SET {my_flow} x", "leaves workers a key of another type"),
     ("XTRIM {my_outcomes} MAXLEN 0", "takes back what was said of a version"),
     ("SET {my_outcomes} x", "leaves workers a key of another type"),
     ("SET {my_queue} x", "leaves workers a queue that is no list"),
@@ -194,6 +201,7 @@ ADMINS = [
     ("SET {my_templates} x", "leaves workers a key of another type"),
     ("SET {my_versions} x", "leaves workers a key of another type"),
     ("FCALL {jobs}_state {my_job_keys} {my_id} 1 x", "looks at jobs"),
+    ("HINCRBY {my_flow} in:aaaaaaaaaaaa 1", "has workers started"),
     ("XADD {my_shadowed} * job x", "makes answers up"),
     ("LPUSH {my_shadow} x", "has workers answer jobs again"),
 ]
@@ -207,6 +215,8 @@ WORKERS = [
     ("SADD {my_templates} x", "changes what a tenant published"),
     ("SET {my_version} x", "changes what a tenant published"),
     ("DEL {my_job}", "erases records"),
+    ("DEL {my_flow}", "nothing of its needs it"),
+    ("HSET {my_flow} in:aaaaaaaaaaaa 9", "sets what it may only add to"),
     ("SET {my_key} x", "answers submits"),
     ("SUBSCRIBE {my_notices}", "nothing of its needs it"),
     ("XREVRANGE {my_shadowed} + -", "nothing of its needs it"),
@@ -252,6 +262,7 @@ def names_of(tenants: TwoTenants) -> dict[str, str]:
         "unacked": keys.messages("unacked"),
         "bindings": keys.messages("_kombu.binding.prefillq"),
         "jobs": job_library().library,
+        "load": load_library().library,
         "registry": registry_library().library,
         "sha": "0" * 40,
     }
@@ -277,6 +288,7 @@ def names_of(tenants: TwoTenants) -> dict[str, str]:
             "rollout": keys.rollout(tenant, "triage"),
             "rollouts": keys.rollouts(tenant),
             "journal": keys.journal(tenant, "triage"),
+            "flow": keys.flow(tenant, "triage", 179_600_400),
             "outcomes": keys.outcomes(tenant, "0" * 16, version.digest),
             "moving": " ".join(
                 make(tenant, "triage")

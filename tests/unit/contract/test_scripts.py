@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contract.load import load_library
 from contract.records import job_library
 from contract.scripts import LIBRARY_PREFIX, ScriptLibrary
 from templates.moving import registry_library
@@ -29,12 +30,13 @@ def test_each_script_becomes_a_function_of_the_library() -> None:
     assert "return 2 -- done\nend}" in code
 
 
-def test_both_libraries_hold_all_that_clients_call() -> None:
-    """Names fit what Redis takes, and the job library is not the registry's."""
-    jobs, registry = job_library(), registry_library()
+def test_all_libraries_hold_all_that_clients_call() -> None:
+    """Names fit what Redis takes, and no library is another's."""
+    jobs, registry, load = job_library(), registry_library(), load_library()
     assert {"submit", "claim", "commit", "cancel"} <= jobs.sources.keys()
     assert registry.sources.keys() == {"publish", "move", "note"}
-    for library in (jobs, registry):
+    assert load.sources.keys() == set(load.flags) == {"sight", "unacked"}
+    for library in (jobs, registry, load):
         assert library.library.startswith(LIBRARY_PREFIX)
         assert library.library.replace("_", "").isalnum()
         assert library.flags.keys() <= library.sources.keys()

@@ -1,0 +1,127 @@
+-- What waits, runs, comes and goes of one tenant's jobs, of one moment. Reads only; of its library
+-- alone, without what the job scripts share (contract/load.py).
+--
+-- ARGV[1]  what the tenant's keys begin with, `pq:acme:`
+-- ARGV[2]  what its queues' keys begin with, `pq:_broker:acme/`
+-- ARGV[3]  how many records of each set are looked at, at most
+-- ARGV[4]  how many spans of ten seconds are read, the present one included
+-- ARGV[5]  kombu's separator of a queue's name and a priority
+-- ARGV[6]  kombu's priorities beside 0, between spaces
+-- ARGV[7..]  a template's name, and the models it has versions for (12 hex digits), between spaces
+--
+-- Returns JSON: {now, held, running, running_seen, templates: {name: {waiting, waiting_seen, overdue,
+-- models: {model: {waiting, delayed, oldest_s, running, late, messages, flow: {span: {in, out, busy}}}}}}}.
+-- Below a model only those of the `seen` are counted whose records are as they should be.
+--
+-- Records and counters are written by producers: what is none of ours is passed over.
+
+local tenant, queues = ARGV[1], ARGV[2]
+local most, spans = tonumber(ARGV[3]), tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local now_text = string.format('%.6f', now)
+
+local templates = {}
+
+local function models_of(name)
+  if not templates[name] then templates[name] = {models = {}} end
+  return templates[name].models
+end
+
+local function model_of(name, digest)
+  local models = models_of(name)
+  if not models[digest] then
+    models[digest] = {waiting = 0, delayed = 0, oldest_s = 0, running = 0, late = 0, messages = 0,
+      flow = {}}
+  end
+  return models[digest]
+end
+
+-- The template and the model of a record's queue, if it names one of the tenant's.
+local function parts_of(queue)
+  if type(queue) ~= 'string' then return nil end
+  local owner, name, digest = string.match(queue, '^([a-z0-9_-]+)/([a-z0-9_-]+)/([0-9a-f]+)$')
+  if not digest or #digest ~= 12 or 'pq:' .. owner .. ':' ~= tenant then return nil end
+  return name, digest
+end
+
+local function record_of(id, ...)
+  local last = string.match(id, '%.([0-9a-f]+)$')
+  if not last then return {} end
+  -- An error, of a key that is no hash, has no fields either.
+  return redis.pcall('HMGET', tenant .. 'job:' .. last, ...)
+end
+
+local asked = {}
+for i = 7, #ARGV do
+  local name, rest = string.match(ARGV[i], '^(%S+)(.*)$')
+  table.insert(asked, name)
+  models_of(name)
+  for digest in string.gmatch(rest, '[0-9a-f]+') do model_of(name, digest) end
+end
+
+-- By the end of their leases: those whose worker died come first.
+local seen = redis.call('ZRANGE', tenant .. 'running', 0, most - 1, 'WITHSCORES')
+for i = 1, #seen, 2 do
+  local record = record_of(seen[i], 'queue', 'state')
+  local name, digest = parts_of(record[1])
+  if name and record[2] == 'running' and templates[name] then
+    local model = model_of(name, digest)
+    model.running = model.running + 1
+    if tonumber(seen[i + 1]) <= now then model.late = model.late + 1 end
+  end
+end
+
+for _, name in ipairs(asked) do
+  local template, waiting = templates[name], tenant .. 'waiting:' .. name
+  template.waiting = redis.call('ZCOUNT', waiting, now_text, '+inf')
+  template.overdue = redis.call('ZCARD', waiting) - template.waiting
+  local ids = redis.call('ZRANGE', waiting, now_text, '+inf', 'BYSCORE', 'LIMIT', 0, most)
+  template.waiting_seen = #ids
+  for _, id in ipairs(ids) do
+    local record = record_of(id, 'queue', 'state', 'created_at', 'not_before')
+    local of, digest = parts_of(record[1])
+    if of == name and record[2] == 'queued' then
+      local model = model_of(name, digest)
+      model.waiting = model.waiting + 1
+      if (tonumber(record[4] or '') or 0) > now then model.delayed = model.delayed + 1 end
+      local age = now - (tonumber(record[3] or '') or now)
+      if age > model.oldest_s and age < 1e9 then model.oldest_s = age end
+    end
+  end
+  local last = math.floor(now / 10)
+  for span = last - spans + 1, last do
+    local key = string.format('%d', span)
+    local counts = redis.pcall('HGETALL', tenant .. 'flow:' .. name .. ':' .. key)
+    if not counts.err then
+      for i = 1, #counts, 2 do
+        local kind, digest = string.match(counts[i], '^(%l+):([0-9a-f]+)$')
+        local count = tonumber(counts[i + 1])
+        if digest and #digest == 12 and count and count >= 0 and count < 1e12 then
+          local flow = model_of(name, digest).flow
+          flow[key] = flow[key] or {}
+          flow[key][kind] = count
+        end
+      end
+    end
+  end
+  for digest, model in pairs(template.models) do
+    local queue = queues .. name .. '/' .. digest
+    local lists = {queue}
+    for priority in string.gmatch(ARGV[6], '%d+') do
+      table.insert(lists, queue .. ARGV[5] .. priority)
+    end
+    for _, list in ipairs(lists) do
+      local length = redis.pcall('LLEN', list)
+      if type(length) == 'number' then model.messages = model.messages + length end
+    end
+  end
+end
+
+return cjson.encode({
+  now = now_text,
+  held = redis.call('ZCARD', tenant .. 'held'),
+  running = redis.call('ZCARD', tenant .. 'running'),
+  running_seen = #seen / 2,
+  templates = templates,
+})

@@ -1,0 +1,226 @@
+"""From one sight to what is shown: a row per template and model, and one per model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from contract.load import MODEL_DIGITS, Flow, Load, Sight
+from scale.agreement import disagreements
+from scale.formula import Advice, Demand, Goal, advise
+from scale.names import Named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What the caller knows better than Redis, or None."""
+
+    concurrency: int | None = None
+    service_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """Of a worker's report what matters here."""
+
+    model: str  # 12 hex digits
+    concurrency: int
+    draining: bool
+    templates: frozenset[str]  # addresses
+    holds: frozenset[str]  # digests of the versions whose prefix it has in memory
+    keeps_none: bool  # its engine works without prefixes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One queue, or all of a model's (`template` is empty then). Times in seconds."""
+
+    template: str  # address
+    model: str  # its name, as the template has it
+    model_digest: str  # 12 hex digits
+    waiting: int
+    estimated: bool
+    delayed: int
+    oldest_s: float
+    running: int
+    messages: int
+    unacked: int | None
+    agree: bool
+    why_not: tuple[str, ...]
+    window_s: float
+    arrivals_per_s: float
+    served_per_s: float
+    service_s: float | None
+    workers: int
+    draining: int
+    concurrency: float
+    concurrency_known: bool
+    warm: Mapping[str, int]  # version that a label names -> workers that hold its prefix
+    desired: int
+    because: str
+    for_backlog: int
+    for_arrivals: int
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = asdict(self)
+        plain["why_not"] = list(self.why_not)
+        return plain
+
+
+def rows_of(
+    sight: Sight, named: Iterable[Named], goal: Goal, assumed: Assumed | None = None
+) -> list[Row]:
+    """One row for each template and model, by template."""
+    known = {(one.tenant, one.template): one for one in named}
+    workers = read_workers(sight.workers)
+    rows = []
+    for load in sight.loads:
+        one = known[load.tenant, load.template]
+        serving = [worker for worker in workers if _serves(worker, one.address, load.model)]
+        warm = {
+            str(number): sum(
+                worker.keeps_none or not prefix or digest in worker.holds
+                for worker in serving
+                if not worker.draining
+            )
+            for number, (digest, prefix) in sorted(one.labelled.get(load.model, {}).items())
+        }
+        rows.append(
+            _row(
+                [load],
+                serving,
+                goal,
+                assumed or Assumed(),
+                template=one.address,
+                model=one.models.get(load.model, ""),
+                warm=warm,
+            )
+        )
+    return rows
+
+
+def model_rows(
+    sight: Sight, named: Iterable[Named], goal: Goal, assumed: Assumed | None = None
+) -> list[Row]:
+    """One row for each model, over all of the templates in the sight."""
+    names = {digest: name for one in named for digest, name in one.models.items()}
+    by_model: dict[str, list[Load]] = {}
+    for load in sight.loads:
+        by_model.setdefault(load.model, []).append(load)
+    workers = read_workers(sight.workers)
+    return [
+        _row(
+            loads,
+            [worker for worker in workers if worker.model == model],
+            goal,
+            assumed or Assumed(),
+            template="",
+            model=names.get(model, ""),
+            warm={},
+        )
+        for model, loads in sorted(by_model.items())
+    ]
+
+
+def read_workers(reports: Iterable[Mapping[str, Any]]) -> list[Worker]:
+    """Of each report what can be read: one may be of another release."""
+    found = []
+    for report in reports:
+        digest, rows = report.get("model_digest"), report.get("batch_size")
+        if not isinstance(digest, str) or not isinstance(rows, int) or not 0 < rows < 2**20:
+            continue
+        versions = [v for v in _list(report.get("versions")) if isinstance(v, Mapping)]
+        found.append(
+            Worker(
+                model=digest[:MODEL_DIGITS],
+                concurrency=rows,
+                draining=bool(report.get("draining")),
+                templates=frozenset(
+                    t for t in _list(report.get("templates")) if isinstance(t, str)
+                ),
+                holds=frozenset(str(v.get("digest")) for v in versions if v.get("cached") is True),
+                keeps_none=report.get("engine") == "uncached",
+            )
+        )
+    return found
+
+
+def _list(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _serves(worker: Worker, address: str, model: str) -> bool:
+    return worker.model == model and address in worker.templates
+
+
+def _row(
+    loads: Sequence[Load],
+    serving: Sequence[Worker],
+    goal: Goal,
+    assumed: Assumed,
+    *,
+    template: str,
+    model: str,
+    warm: Mapping[str, int],
+) -> Row:
+    live = [worker for worker in serving if not worker.draining]
+    recent = _sum([load.recent for load in loads])
+    kept = _sum([load.kept for load in loads])
+    measured = recent.service_s if recent.service_s is not None else kept.service_s
+    service_s = measured if assumed.service_s is None else assumed.service_s
+    known = assumed.concurrency is not None or bool(live)
+    concurrency = float(assumed.concurrency or 1)
+    if assumed.concurrency is None and live:
+        concurrency = sum(worker.concurrency for worker in live) / len(live)
+    waiting, running = sum(load.waiting for load in loads), sum(load.running for load in loads)
+    advice: Advice = advise(
+        Demand(
+            waiting=waiting,
+            running=running,
+            arrivals_per_s=recent.arrivals_per_s,
+            service_s=service_s,
+            concurrency=concurrency,
+            replicas=len(live),
+        ),
+        goal,
+    )
+    why_not = tuple(why for load in loads for why in disagreements(load))
+    unacked = [load.unacked for load in loads]
+    return Row(
+        template=template,
+        model=model,
+        model_digest=loads[0].model,
+        waiting=waiting,
+        estimated=any(load.estimated for load in loads),
+        delayed=sum(load.delayed for load in loads),
+        oldest_s=max(load.oldest_s for load in loads),
+        running=running,
+        messages=sum(load.messages for load in loads),
+        unacked=None if None in unacked else sum(count or 0 for count in unacked),
+        agree=not why_not,
+        why_not=why_not,
+        window_s=round(recent.seconds, 1),
+        arrivals_per_s=round(recent.arrivals_per_s, 4),
+        served_per_s=round(recent.served_per_s, 4),
+        service_s=None if service_s is None else round(service_s, 4),
+        workers=len(live),
+        draining=len(serving) - len(live),
+        concurrency=round(concurrency, 2),
+        concurrency_known=known,
+        warm=dict(warm),
+        desired=advice.replicas,
+        because=advice.because,
+        for_backlog=advice.for_backlog,
+        for_arrivals=advice.for_arrivals,
+    )
+
+
+def _sum(flows: Sequence[Flow]) -> Flow:
+    """Of several queues, over the longest of their times."""
+    return Flow(
+        seconds=max(flow.seconds for flow in flows),
+        arrived=sum(flow.arrived for flow in flows),
+        ended=sum(flow.ended for flow in flows),
+        busy_s=sum(flow.busy_s for flow in flows),
+    )

@@ -1,0 +1,290 @@
+"""What the look at Redis counts, against what the test did; damage, and its own rights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from contract import keys
+from contract.codec import pack
+from contract.errors import RedisRefused, RedisUnreachable
+from contract.ids import new_job_id
+from contract.job_store import JobStore
+from contract.load import KEPT_S, SPAN_S, Asked, Load, LoadReader, Sight
+from contract.redis_client import connect
+from contract.settings import Settings
+from contract.types import Job, JobState, VersionRef
+from tests.support.record_rig import Rig, answer, redis_rig
+from tests.support.tcp import closed_port_url
+from worker.ringing import ring_first
+
+HEX = "a" * 12
+
+
+@pytest.fixture
+def rig(client: Any, settings: Settings, open_store: Callable[[Settings], JobStore]) -> Rig:
+    return redis_rig(client, settings, open_store(settings))
+
+
+@pytest.fixture
+def reader(worker_client: Any, worker_settings: Settings) -> LoadReader:
+    """As a worker's user, who is the least that may look."""
+    return LoadReader(worker_client, worker_settings)
+
+
+def submit(rig: Rig, template: str = "triage", model: str = HEX, **terms: Any) -> str:
+    ref = VersionRef(tenant="acme", template=template, version=1, digest="d" * 64)
+    job = Job(
+        id=new_job_id("acme"),
+        ref=ref,
+        queue=keys.queue("acme", template, model.ljust(64, "0")),
+        variables={"ticket": "refund?"},
+    )
+    return rig.store.submit(job, input_digest="i" * 64, **terms).job_id
+
+
+def look(reader: LoadReader, *asked: Asked, **more: Any) -> Sight:
+    asked = asked or (Asked(tenant="acme", template="triage", models=(HEX,)),)
+    return reader.look(asked, window_s=more.pop("window_s", 60.0), **more)
+
+
+def one(reader: LoadReader, **more: Any) -> Load:
+    [load] = look(reader, **more).loads
+    return load
+
+
+def test_an_empty_redis(reader: LoadReader) -> None:
+    """All zero, and the queue is there since a model was named."""
+    load = one(reader)
+    assert (load.waiting, load.running, load.messages, load.unacked) == (0, 0, 0, 0)
+    assert (load.recent.arrived, load.recent.ended, load.recent.service_s) == (0, 0, None)
+    assert look(reader, Asked(tenant="acme", template="triage")).loads == ()
+
+
+def test_each_state_is_counted(rig: Rig, reader: LoadReader) -> None:
+    """What waits, runs, is delayed, has ended and came; by model and template."""
+    waiting = [submit(rig) for _ in range(4)]
+    submit(rig, model="b" * 12)
+    submit(rig, template="mail")
+    claims = [rig.claim(job_id) for job_id in waiting[:3]]
+    assert rig.store.commit(answer(claims[0]), claims[0].job.fence)
+    failed = answer(claims[1], status=JobState.FAILED)
+    assert rig.store.retry(failed, claims[1].job.fence, 30.0) is JobState.QUEUED
+    sight = look(
+        reader,
+        Asked(tenant="acme", template="triage", models=(HEX,)),
+        Asked(tenant="acme", template="mail"),
+    )
+    mail, ours, other = sight.loads
+    assert (mail.template, mail.waiting, mail.recent.arrived) == ("mail", 1, 1)
+    assert (ours.model, ours.waiting, ours.delayed, ours.running) == (HEX, 2, 1, 1)
+    assert (ours.recent.arrived, ours.recent.ended) == (4, 1)
+    assert (other.model, other.waiting, other.recent.arrived) == ("b" * 12, 1, 1)
+    assert not ours.estimated
+
+
+def test_service_time_is_from_claim_to_end(rig: Rig, reader: LoadReader, client: Any) -> None:
+    """On Redis's clock; attempts that failed count to the job that ended."""
+    for seconds in (2.0, 4.0):
+        claim = rig.claim(submit(rig))
+        _claimed_ago(client, claim.job.id, seconds)
+        assert rig.store.commit(answer(claim), claim.job.fence)
+    claim = rig.claim(submit(rig))
+    _claimed_ago(client, claim.job.id, 6.0)
+    rig.store.retry(answer(claim, status=JobState.FAILED), claim.job.fence, 30.0)
+    flow = one(reader).recent
+    assert flow.ended == 2
+    assert flow.service_s == pytest.approx(6.0, abs=0.1)
+
+
+def test_a_claim_from_the_future_took_no_time(rig: Rig, reader: LoadReader, client: Any) -> None:
+    """Redis's clock may be set back; and a record may say anything."""
+    claim = rig.claim(submit(rig))
+    _claimed_ago(client, claim.job.id, -3600.0)
+    assert rig.store.commit(answer(claim), claim.job.fence)
+    assert one(reader).recent.service_s == 0.0
+
+
+def _claimed_ago(client: Any, job_id: str, seconds: float) -> None:
+    now = client.time()[0] + client.time()[1] / 1e6
+    client.hset(keys.job(job_id), "claimed_at", f"{now - seconds:.6f}")
+
+
+def test_age_of_the_oldest(rig: Rig, reader: LoadReader) -> None:
+    """Since its submit, whatever the deadlines say."""
+    submit(rig, deadline_s=500.0)
+    rig.advance(20.0)
+    submit(rig, deadline_s=100.0)
+    assert one(reader).oldest_s == pytest.approx(20.0, abs=0.5)
+
+
+def test_jobs_past_their_deadline_do_not_wait(rig: Rig, reader: LoadReader) -> None:
+    """Nobody will run them."""
+    submit(rig, deadline_s=5.0)
+    submit(rig)
+    rig.advance(6.0)
+    assert one(reader).waiting == 1
+
+
+def test_a_dead_workers_job_is_late(rig: Rig, reader: LoadReader) -> None:
+    """Its record runs, its lease has ended."""
+    rig.claim(submit(rig), lease_s=10.0)
+    rig.advance(11.0)
+    load = one(reader)
+    assert (load.running, load.late) == (1, 1)
+
+
+def test_all_lists_of_a_queue_are_counted(
+    rig: Rig, reader: LoadReader, client: Any, settings: Settings
+) -> None:
+    """kombu has one per priority; and what workers have taken is told apart by queue."""
+    queue = f"acme/triage/{HEX}"
+    for _ in range(2):
+        ring_first(client, settings, queue, submit(rig))
+    client.rpush(f"{keys.messages(queue)}\x06\x163", "x")
+    client.rpush(f"{keys.messages(queue)}\x06\x169", "x", "y")
+    for tag, of in enumerate((queue, queue, f"globex/mail/{HEX}")):
+        client.hset(keys.messages("unacked"), f"t{tag}", json.dumps([{"body": "x"}, "", of]))
+    sight = look(reader)
+    [load] = sight.loads
+    assert (load.waiting, load.messages, load.unacked, sight.unacked) == (2, 5, 2, 3)
+    assert one(reader, most=2).unacked is None  # too many to be told apart
+
+
+def test_beyond_the_most_records_the_rest_is_estimated(rig: Rig, reader: LoadReader) -> None:
+    """The sum stays exact; which model a job is for is known of the first ones."""
+    for n in range(12):
+        submit(rig, model=HEX if n % 2 else "b" * 12)
+    first, second = look(reader, most=4).loads
+    assert first.estimated
+    assert (first.waiting, second.waiting) == (6, 6)
+    assert not any(load.estimated for load in look(reader, most=12).loads)
+
+
+def test_rates_are_over_whole_spans(rig: Rig, reader: LoadReader, client: Any) -> None:
+    """What came before the window is in `kept` alone, and what is too old in neither."""
+    submit(rig)
+    now = client.time()[0]
+    for ago, count in ((5, 7), (25, 70)):
+        key = keys.flow("acme", "triage", now // SPAN_S - ago)
+        client.hset(key, mapping={f"in:{HEX}": count, f"out:{HEX}": count, f"busy:{HEX}": 2000})
+    load = one(reader, window_s=60.0)
+    assert (load.recent.arrived, load.kept.arrived) == (8, 78)
+    assert 50 <= load.recent.seconds <= 61
+    assert load.recent.arrivals_per_s == pytest.approx(8 / load.recent.seconds)
+    assert one(reader, window_s=20.0).recent.arrived == 1
+
+
+def test_counters_expire(rig: Rig, client: Any) -> None:
+    """An idle template leaves nothing."""
+    claim = rig.claim(submit(rig))
+    rig.store.commit(answer(claim), claim.job.fence)
+    found = client.keys(keys.flow("acme", "triage", "*"))
+    assert found
+    for key in found:
+        assert KEPT_S - 60 < client.ttl(key) <= KEPT_S
+
+
+def test_a_repeated_call_is_counted_once(rig: Rig, reader: LoadReader) -> None:
+    """A client that lost a reply submits and commits again."""
+    job_id = submit(rig, idempotency_key="k")
+    assert submit(rig, idempotency_key="k") == job_id
+    claim = rig.claim(job_id)
+    for _ in range(2):
+        assert rig.store.commit(answer(claim), claim.job.fence)
+    flow = one(reader).recent
+    assert (flow.arrived, flow.ended) == (1, 1)
+
+
+def test_ends_without_a_worker_are_not_counted(rig: Rig, reader: LoadReader) -> None:
+    """A cancelled job took nobody's time."""
+    rig.store.cancel(submit(rig))
+    flow = one(reader).recent
+    assert (flow.arrived, flow.ended) == (1, 0)
+
+
+@pytest.mark.parametrize("field", ["claimed_at", "queue", "template"])
+@pytest.mark.parametrize("value", ["", "nan", "-inf", "x" * 2000, "acme/../\n", b"\xff\xfe"])
+def test_a_forged_record_is_no_reason_to_fail(
+    rig: Rig, reader: LoadReader, client: Any, field: str, value: Any
+) -> None:
+    """A producer writes its records: the job is committed, and the look works."""
+    claim = rig.claim(submit(rig))
+    client.hset(keys.job(claim.job.id), field, value)
+    assert rig.store.commit(answer(claim), claim.job.fence)
+    forged = submit(rig)
+    client.hset(keys.job(forged), mapping={field: value, "created_at": value, "not_before": value})
+    load = one(reader)
+    assert load.waiting in (0, 1)
+    assert 0 <= load.oldest_s < 10**9
+
+
+@pytest.mark.parametrize("kind", ["string", "list", "words", "huge"])
+def test_damaged_counters_stop_nobody(rig: Rig, reader: LoadReader, client: Any, kind: str) -> None:
+    """Submit and commit go on; what cannot be read counts as nothing."""
+    span = client.time()[0] // SPAN_S
+    for n in range(-1, 4):
+        key = keys.flow("acme", "triage", span + n)
+        match kind:
+            case "string":
+                client.set(key, "x")
+            case "list":
+                client.rpush(key, "x")
+            case "words":
+                client.hset(
+                    key, mapping={f"in:{HEX}": "many", "in:": 1, "x": 2, "out:" + "g" * 12: 1}
+                )
+            case "huge":
+                client.hset(key, mapping={f"in:{HEX}": "9" * 30, f"busy:{HEX}": "-5"})
+    claim = rig.claim(submit(rig))
+    assert rig.store.commit(answer(claim), claim.job.fence)
+    load = one(reader)
+    assert load.recent.arrived == 0
+    assert load.running == 0
+
+
+def test_one_tenants_damage_hides_no_other(rig: Rig, reader: LoadReader, client: Any) -> None:
+    """It is left out by name."""
+    client.set(keys.running("globex"), "x")
+    submit(rig)
+    sight = look(
+        reader,
+        Asked(tenant="acme", template="triage"),
+        Asked(tenant="globex", template="triage", models=(HEX,)),
+    )
+    assert [load.tenant for load in sight.loads] == ["acme"]
+    assert set(sight.unreadable) == {"globex"}
+    with pytest.raises(RedisRefused):
+        look(reader, Asked(tenant="globex", template="triage"))
+
+
+def test_strange_members_are_passed_over(rig: Rig, reader: LoadReader, client: Any) -> None:
+    """Ids that are none, of other tenants, and of records that are no hash."""
+    submit(rig)
+    last = client.time()[0] + 1000
+    strange = ["x", "globex." + "0" * 32, b"\xff", "acme." + "1" * 32, "acme.*"]
+    for key in (keys.waiting("acme", "triage"), keys.running("acme")):
+        client.zadd(key, dict.fromkeys(strange, last))
+    client.set(keys.job("acme." + "1" * 32), "x")
+    client.hset(keys.job(submit(rig)), "state", "succeeded")
+    load = one(reader)
+    assert (load.running, load.late) == (0, 0)
+    assert (load.waiting, load.estimated) == (1, False)
+
+
+def test_workers_are_of_the_same_moment(reader: LoadReader, client: Any) -> None:
+    """Reports that expired or cannot be read are left out."""
+    client.zadd(keys.WORKERS, {"w1": 1, "w2": 2, "w3": 3, b"\xff": 4})
+    client.set(keys.worker("w1"), pack({"id": "w1", "batch_size": 4}))
+    client.set(keys.worker("w3"), b"\xc1")
+    assert look(reader).workers == ({"id": "w1", "batch_size": 4},)
+
+
+def test_redis_away(settings: Settings) -> None:
+    """An error that says so, not an empty queue."""
+    away = settings.model_copy(update={"redis_url": closed_port_url()})
+    with connect(away) as client, pytest.raises(RedisUnreachable):
+        look(LoadReader(client, away))

@@ -1,0 +1,146 @@
+"""A ScaledObject as KEDA knows it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+
+from scale.formula import Goal
+from scale.keda import Cluster, scaled_objects, to_yaml
+from scale.names import Named
+
+ROOT = Path(__file__).parents[3]
+MODEL = "0123456789ab"
+NAMED = Named(tenant="acme", template="triage", models={MODEL: "tiny"})
+CLUSTER = Cluster(endpoint="http://prefillq-scale:9465/", deployment="prefillq-worker")
+
+# Of https://keda.sh/docs/latest/reference/scaledobject-spec (v2.15 and later) and of
+# apis/keda/v1alpha1/scaledobject_types.go: what an object may hold, level by level.
+SPEC = {
+    *("scaleTargetRef", "pollingInterval", "initialCooldownPeriod", "cooldownPeriod"),
+    *("idleReplicaCount", "minReplicaCount", "maxReplicaCount", "advanced", "triggers", "fallback"),
+}
+TARGET = {"name", "apiVersion", "kind", "envSourceContainerName"}
+FALLBACK = {"failureThreshold", "replicas", "behavior"}
+ADVANCED = {"horizontalPodAutoscalerConfig", "restoreToOriginalReplicaCount", "scalingModifiers"}
+TRIGGER = {"type", "name", "metadata", "authenticationRef", "metricType", "useCachedMetrics"}
+# Of https://keda.sh/docs/latest/scalers/metrics-api.
+METRICS_API = {
+    *("url", "valueLocation", "targetValue", "activationTargetValue", "format", "unsafeSsl"),
+    *("authMode", "method", "keyParamName", "aggregationType", "aggregateFromKubeServiceEndpoints"),
+}
+
+
+def made(named: Named = NAMED, goal: Goal | None = None, **where: Any) -> dict[str, Any]:
+    [one] = scaled_objects([named], goal or Goal(wait_s=10.0), replace(CLUSTER, **where))
+    return one
+
+
+def check_is_scaled_object(one: dict[str, Any]) -> None:
+    """Fields that KEDA knows, of the types it reads."""
+    assert (one["apiVersion"], one["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", one["metadata"]["name"])
+    assert len(f"keda-hpa-{one['metadata']['name']}") <= 63
+    spec = one["spec"]
+    assert set(spec) <= SPEC
+    assert set(spec["scaleTargetRef"]) <= TARGET
+    assert set(spec["fallback"]) <= FALLBACK
+    assert set(spec["advanced"]) <= ADVANCED
+    counts = ("pollingInterval", "cooldownPeriod", "minReplicaCount", "maxReplicaCount")
+    assert all(type(spec[name]) is int for name in counts)
+    assert spec["minReplicaCount"] <= spec["maxReplicaCount"]
+    for trigger in spec["triggers"]:
+        assert set(trigger) <= TRIGGER
+        assert trigger["type"] == "metrics-api"
+        # A fallback works with an AverageValue only, and so does a target of 1 per replica.
+        assert trigger["metricType"] == "AverageValue"
+        assert {"url", "valueLocation", "targetValue"} <= set(trigger["metadata"]) <= METRICS_API
+        assert all(type(value) is str for value in trigger["metadata"].values())
+
+
+def test_fields_are_kedas() -> None:
+    """And none besides."""
+    check_is_scaled_object(made())
+    check_is_scaled_object(made(namespace="jobs"))
+
+
+def test_goal_reaches_both_keda_and_the_endpoint() -> None:
+    """The bounds are KEDA's own, and the endpoint keeps to the same."""
+    one = made(goal=Goal(wait_s=2.5, minimum=1, maximum=7), deployment="workers", namespace="jobs")
+    assert one["metadata"]["namespace"] == "jobs"
+    spec = one["spec"]
+    assert spec["scaleTargetRef"] == {"name": "workers"}
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 7)
+    url = urlsplit(spec["triggers"][0]["metadata"]["url"])
+    assert (url.netloc, url.path) == ("prefillq-scale:9465", "/templates/acme/triage")
+    assert parse_qs(url.query) == {"target_wait": ["2.5"], "min": ["1"], "max": ["7"]}
+    assert spec["triggers"][0]["metadata"]["valueLocation"] == f"models.{MODEL}.desired"
+
+
+def test_one_for_each_model() -> None:
+    """A Deployment runs one."""
+    two = replace(NAMED, models={MODEL: "tiny", "f" * 12: "large"})
+    objects = scaled_objects([two], Goal(wait_s=1.0), CLUSTER)
+    assert len({one["metadata"]["name"] for one in objects}) == 2
+    for one in objects:
+        check_is_scaled_object(one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("a-b", "c"), ("a", "b-c")),
+        (("a_b", "c"), ("a-b", "c")),
+        (("a", "x" * 64), ("a", "x" * 63 + "y")),
+    ],
+    ids=["dashes", "underscores", "long"],
+)
+def test_names_do_not_meet(one: tuple[str, str], other: tuple[str, str]) -> None:
+    """Kubernetes allows fewer letters and characters than we do."""
+    names = set()
+    for tenant, template in (one, other):
+        made_one = made(replace(NAMED, tenant=tenant, template=template))
+        check_is_scaled_object(made_one)
+        names.add(made_one["metadata"]["name"])
+    assert len(names) == 2
+
+
+def test_yaml_reads_back_as_it_was() -> None:
+    """One document for each object."""
+    objects = scaled_objects([NAMED, replace(NAMED, template="mail")], Goal(wait_s=1.0), CLUSTER)
+    assert list(yaml.safe_load_all(to_yaml(objects))) == objects
+    assert json.loads(json.dumps(objects)) == objects
+
+
+def test_the_example_is_what_is_printed() -> None:
+    """deploy/keda/scaledobject.yaml is the output of a command, and says which."""
+    text = (ROOT / "deploy" / "keda" / "scaledobject.yaml").read_text("utf-8")
+    [shown] = yaml.safe_load_all(text)
+    check_is_scaled_object(shown)
+    model = shown["spec"]["triggers"][0]["metadata"]["valueLocation"].split(".")[1]
+    named = Named(tenant="acme", template="support-triage", models={model: "tiny"})
+    goal = Goal(wait_s=10.0, minimum=0, maximum=20)
+    assert (
+        to_yaml(scaled_objects([named], goal, replace(CLUSTER, endpoint=CLUSTER.endpoint))) in text
+    )
+
+
+def test_the_service_serves_what_the_objects_ask() -> None:
+    """deploy/keda/endpoint.yaml: the Service's name and port are --endpoint's default."""
+    text = (ROOT / "deploy" / "keda" / "endpoint.yaml").read_text("utf-8")
+    deployment, service = yaml.safe_load_all(text)
+    assert (deployment["kind"], service["kind"]) == ("Deployment", "Service")
+    assert service["metadata"]["name"] == "prefillq-scale"
+    [port] = service["spec"]["ports"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert port["port"] == container["ports"][0]["containerPort"] == 9465
+    assert container["command"] == ["prefillq", "scale", "--serve", "0.0.0.0:9465"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
