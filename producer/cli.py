@@ -37,6 +37,7 @@ _SUMMARIES = {
     "report": "Make one HTML page of what workers logged: latency, cache, tokens, cost.",
     "templates": "Publish prompt templates and look after their versions.",
     "tenants": "Make Redis users that reach one tenant's jobs and templates alone.",
+    "ui": "Serve a page of queues, workers, jobs and rollouts, to look at, until Ctrl-C.",
     "worker": "Run workers and see what they hold.",
 }
 # What `pip install 'prefillq[worker]'` brings and the bare package lacks.

@@ -1,4 +1,4 @@
-"""What a worker says of itself while it lives, and how others read it."""
+"""What a worker says of itself while it lives; `contract.worker_reports` reads it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from contract import keys
-from contract.codec import pack, unpack
-from contract.errors import CodecError, RedisRefused
+from contract.codec import pack
+from contract.errors import RedisRefused
 from contract.logs import get_logger
-from contract.redis_client import Client, errors_explained, text
+from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
+from contract.worker_reports import EXPIRES_S, list_workers
 from worker.periodic import Periodic
 
 log = get_logger(__name__)
 
+__all__ = ["EXPIRES_S", "INTERVAL_S", "Presence", "list_workers"]
+
 INTERVAL_S = 2.0
-EXPIRES_S = 10  # a killed worker is off the list after this
 
 
 class Presence:
@@ -60,24 +62,3 @@ class Presence:
             pipe.zadd(keys.WORKERS, {self._worker_id: now})
             pipe.zremrangebyscore(keys.WORKERS, "-inf", now - 10 * EXPIRES_S)
             pipe.execute()
-
-
-def list_workers(client: Client, settings: Settings) -> list[dict[str, Any]]:
-    """Descriptions of all workers that reported within EXPIRES_S, by id."""
-    with errors_explained(settings):
-        ids = sorted(text(worker_id) for worker_id in client.zrange(keys.WORKERS, 0, -1))
-        bodies = client.mget([keys.worker(worker_id) for worker_id in ids]) if ids else []
-    reports = [_read(worker_id, body) for worker_id, body in zip(ids, bodies, strict=True)]
-    return [report for report in reports if report is not None]
-
-
-def _read(worker_id: str, body: bytes | str | None) -> dict[str, Any] | None:
-    """One worker's report; None when it expired or is no report, which hides that one only."""
-    if not isinstance(body, bytes):
-        return None
-    try:
-        report = unpack(body)
-    except CodecError as error:
-        log.warning("report_unreadable", worker=worker_id, error=str(error))
-        return None
-    return report if isinstance(report, dict) else None

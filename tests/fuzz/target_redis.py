@@ -15,6 +15,7 @@ from contract.console import json_line
 from contract.record_hash import Hash, asked, view_of
 from contract.settings import Settings
 from contract.types import CacheInfo, CacheState, Job, JobError, JobState, Result, Usage
+from contract.worker_reports import _read
 from templates.fill import filled_text
 from templates.rollouts.journal import applied, read_entry
 from templates.rollouts.moves import TemplateState
@@ -27,7 +28,6 @@ from tests.fuzz.targets import Target
 from tests.support.published import make_version
 from tests.support.rollouts import make_rollout
 from worker.cli import list_command
-from worker.presence import _read
 
 _ID = "acme." + "0" * 32
 _VERSION = make_version()

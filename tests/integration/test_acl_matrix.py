@@ -208,7 +208,6 @@ WORKERS = [
     ("SET {my_version} x", "changes what a tenant published"),
     ("DEL {my_job}", "erases records"),
     ("SET {my_key} x", "answers submits"),
-    ("SUBSCRIBE {my_notices}", "nothing of its needs it"),
     ("XREVRANGE {my_shadowed} + -", "nothing of its needs it"),
     ("PUBLISH other x", "speaks on others' channels"),
     ("EVALSHA {sha} 1 anything", "runs scripts on keys that are not its own"),

@@ -1,6 +1,7 @@
-"""What a worker's report must hold for `prefillq worker list` to show it.
+"""What workers say of themselves while they live, as whoever lists workers reads it.
 
 Reports come out of Redis, from workers of other releases and from whoever may write there.
+`worker.presence` writes them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,16 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from contract import keys
+from contract.codec import unpack
 from contract.errors import CodecError
+from contract.logs import get_logger
+from contract.redis_client import Client, errors_explained, text
+from contract.settings import Settings
+
+log = get_logger(__name__)
+
+EXPIRES_S = 10  # a killed worker is off the list after this
 
 # More than any machine has, and few enough digits for every format.
 Amount = Annotated[float, Field(ge=0, le=2**63, allow_inf_nan=False)]
@@ -93,3 +103,24 @@ def check_report(data: Any) -> dict[str, Any]:
         ) from error
     report: dict[str, Any] = data
     return report
+
+
+def list_workers(client: Client, settings: Settings) -> list[dict[str, Any]]:
+    """Descriptions of all workers that reported within EXPIRES_S, by id."""
+    with errors_explained(settings):
+        ids = sorted(text(worker_id) for worker_id in client.zrange(keys.WORKERS, 0, -1))
+        bodies = client.mget([keys.worker(worker_id) for worker_id in ids]) if ids else []
+    reports = [_read(worker_id, body) for worker_id, body in zip(ids, bodies, strict=True)]
+    return [report for report in reports if report is not None]
+
+
+def _read(worker_id: str, body: bytes | str | None) -> dict[str, Any] | None:
+    """One worker's report; None when it expired or is no report, which hides that one only."""
+    if not isinstance(body, bytes):
+        return None
+    try:
+        report = unpack(body)
+    except CodecError as error:
+        log.warning("report_unreadable", worker=worker_id, error=str(error))
+        return None
+    return report if isinstance(report, dict) else None
