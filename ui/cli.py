@@ -71,6 +71,7 @@ def ui(
         )
     from contextlib import closing
 
+    from contract.records import RedisJobStore
     from contract.redis_client import connect
     from ui.app import make_app
     from ui.ended import Ended
@@ -82,7 +83,7 @@ def ui(
     scope = scope_of(settings, tenant)
     with closing(listen(host, port)) as listening, closing(connect(settings)) as client:
         _warn(host, show_text=show_text)
-        ended = Ended(client, settings)
+        ended = Ended(RedisJobStore(client, settings).notices)
         streams = Streams()
         names = {"localhost", *allow_host}
         if not _is_loopback(host):

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from contract.errors import InvalidInput, PrefillqError
 from contract.ids import tenant_of
 from contract.job_store import NoticeStream
 from contract.logs import get_logger
-from contract.records import RedisJobStore
-from contract.redis_client import Client
-from contract.settings import Settings
 from ui.look import MAX_ENDED
 
 log = get_logger(__name__)
@@ -28,8 +25,8 @@ _AGAIN_S = 2.0
 class Ended:
     """Listens in a thread of its own, on one connection."""
 
-    def __init__(self, client: Client, settings: Settings) -> None:
-        self._store = RedisJobStore(client, settings)
+    def __init__(self, open_stream: Callable[[], NoticeStream]) -> None:
+        self._open_stream = open_stream
         self._lock = threading.Lock()
         self._ids: dict[str, deque[str]] = {}
         self._wanted: frozenset[str] = frozenset()
@@ -69,7 +66,7 @@ class Ended:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            stream = self._store.notices()
+            stream = self._open_stream()
             try:
                 self._listen(stream)
             except PrefillqError as error:

@@ -74,6 +74,11 @@ def percent(value: float | None) -> str:
     return NONE if value is None else f"{100 * value:.3g} %"
 
 
+def share(value: float) -> str:
+    """As `percent`, with one digit after the point at most: of what is compared by eye."""
+    return "< 0.1 %" if 0 < value < 0.001 else f"{100 * value:.1f} %"
+
+
 def clock(at: float | None) -> str:
     """`14:03:22`, UTC."""
     return NONE if at is None else _time(at).strftime("%H:%M:%S")
@@ -96,7 +101,7 @@ def _time(at: float) -> datetime:
 
 def short_id(job_id: str) -> str:
     """The part of a job's id that tells it from others on one page."""
-    return f"{job_id.rpartition('.')[2][8:16]}…{job_id[-4:]}"
+    return f"{job_id.rpartition('.')[2][8:12]}…{job_id[-4:]}"
 
 
 def plain_text(value: str) -> str:
@@ -121,7 +126,7 @@ def place_of(rollout: Rollout) -> str:
 FILTERS: Mapping[str, Any] = {
     function.__name__: function
     for function in (
-        *(amount, seconds, span, size, percent, clock, moment, iso, short_id),
+        *(amount, seconds, span, size, percent, share, clock, moment, iso, short_id),
         *(plain_text, variable, place_of),
     )
 }

@@ -82,6 +82,8 @@ class PageData:
     ) -> None:
         """It ends as a worker would end it."""
         result = self.result(job, hit=hit, error=error, **more)
+        submitted_at = job.created_at - result.timings.total_s  # it took no time at all
+        self._client.hset(keys.job(job.id), "created_at", f"{submitted_at:.6f}")
         assert self._store.commit(result, job.fence) is not None
         self._store.note_commit(job.id, job.fence, 0.0011)
 

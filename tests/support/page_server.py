@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from contract.records import RedisJobStore
 from contract.redis_client import connect
 from contract.settings import Settings
 from tests.support.waiting import until
@@ -24,7 +25,7 @@ from ui.server import listen
 def reader_of(settings: Settings, scope: Scope | None = None) -> Iterator[Reader]:
     """A reader that does not listen for notices yet."""
     with connect(settings) as client:
-        ended = Ended(client, settings)
+        ended = Ended(RedisJobStore(client, settings).notices)
         try:
             yield Reader(client, settings, scope or scope_of(settings), ended)
         finally:
