@@ -121,11 +121,10 @@ def make_app(
         return HTMLResponse(html, status_code=404)
 
     async def refused(_request: Request, error: Exception) -> Response:
-        known = isinstance(error, HTTPException)
-        status = error.status_code if known else 500
-        headers = error.headers if known else None
-        detail = error.detail if known else "Something unexpected happened; see the log."
-        return PlainTextResponse(f"{detail}\n", status_code=status, headers=headers)
+        if isinstance(error, HTTPException):
+            text = f"{error.detail}\n"
+            return PlainTextResponse(text, status_code=error.status_code, headers=error.headers)
+        return PlainTextResponse("Something unexpected happened; see the log.\n", status_code=500)
 
     both: dict[str, View] = {
         "/": views.overview,
