@@ -20,6 +20,7 @@ MAX_RUNNING = 500  # of a tenant
 MAX_WAITING = 25  # of a template; the ones whose deadline is next
 MAX_DEAD = 50  # of a tenant
 MAX_ENDED = 50  # of a tenant
+MAX_ROWS = 1000  # records of jobs that run, as many of those that wait, and of the dead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class QueueRow:
     template: str
     waiting: int
     oldest_at: float | None  # when the oldest of the first MAX_WAITING was submitted
-    running: int | None  # None where records may not be read, or too many run to tell
+    running: int | None  # None where records may not be read, or too many run to read all
 
     @property
     def name(self) -> str:

@@ -7,7 +7,8 @@ shown; the fields with text in them are left where they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from contract import keys
-from contract.codec import pack
 from contract.errors import CodecError, NotFound
 from contract.ids import is_name, tenant_of
 from contract.job_store import TenantLimits, no_such_job
@@ -44,6 +44,7 @@ from ui.look import (
     TenantRow,
 )
 from ui.scope import Scope
+from ui.values import fairly, ids_of, limits_of, record_of, seconds_of, submitted_at
 
 log = get_logger(__name__)
 
@@ -53,7 +54,6 @@ _FIELDS = (
     "cancel_requested",
 )
 _RESULT_FIELDS = ("result", "commit_s")
-_NO_INPUT = pack({})
 _JOURNAL = 30
 _AT_ONCE = 500  # commands in one pipeline
 
@@ -95,13 +95,14 @@ class Reader:
             left_out.append(f"{len(templates) - MAX_TEMPLATES} templates")
         lengths = self._lengths(templates[:MAX_TEMPLATES])
         running, waiting, dead, ended = self._rows(found, [ids for _, ids in lengths.values()])
+        running_of = _running_of(running, found)
         queues = [
             QueueRow(
                 tenant=tenant,
                 template=name,
                 waiting=length,
-                oldest_at=_submitted_at(ids),
-                running=_running_of(running, found, tenant, name),
+                oldest_at=submitted_at(ids),
+                running=running_of(tenant, name),
             )
             for (tenant, name), (length, ids) in lengths.items()
         ]
@@ -143,10 +144,10 @@ class Reader:
             else:
                 pipe.hmget(key, *_FIELDS, *_RESULT_FIELDS)
             time, reply = pipe.execute()
-        record = reply if with_text else _record((*_FIELDS, *_RESULT_FIELDS), reply)
+        record = reply if with_text else record_of((*_FIELDS, *_RESULT_FIELDS), reply)
         if b"state" not in record:
             raise no_such_job(job_id)
-        return JobSight(at=_seconds(time), view=view_of(job_id, record), with_text=with_text)
+        return JobSight(at=seconds_of(time), view=view_of(job_id, record), with_text=with_text)
 
     def template(self, tenant: str, name: str) -> TemplateSight:
         """Raises NotFound, for templates that are not to be shown too, and CodecError."""
@@ -171,9 +172,9 @@ class Reader:
     def _tenants(self) -> tuple[float, list[str]]:
         """The server's time, and whom to show."""
         if self.scope.tenants is not None:
-            return _seconds(self._replies([("TIME",)])[0]), list(self.scope.tenants)
+            return seconds_of(self._replies([("TIME",)])[0]), list(self.scope.tenants)
         time, names = self._replies([("TIME",), ("SMEMBERS", keys.TENANTS)])
-        return _seconds(time), read_names(names or ())
+        return seconds_of(time), read_names(names or ())
 
     def _ask(self, names: Sequence[str]) -> list[tuple[str, list[Any]]]:
         """The first replies about each tenant."""
@@ -203,10 +204,10 @@ class Reader:
             templates=read_names(templates or ()),
             rollouts=read_names(rollouts or ()),
             running=running or 0,
-            running_ids=_ids(name, running_ids),
+            running_ids=ids_of(name, running_ids),
             dead=dead or 0,
-            dead_ids=_ids(name, dead_ids),
-            limits=_limits(name, limits),
+            dead_ids=ids_of(name, dead_ids),
+            limits=limits_of(name, limits),
         )
 
     def _lengths(
@@ -226,7 +227,7 @@ class Reader:
         )
         pairs = zip(replies[::2], replies[1::2], strict=True)
         return {
-            (tenant, name): (length or 0, _ids(tenant, ids))
+            (tenant, name): (length or 0, ids_of(tenant, ids))
             for (tenant, name), (length, ids) in zip(templates, pairs, strict=True)
         }
 
@@ -236,9 +237,9 @@ class Reader:
         """Jobs that run, wait, are dead and ended."""
         if not self.scope.records:
             return [None] * 4
-        running = [job_id for tenant in found for job_id in tenant.running_ids]
-        waiting = [job_id for ids in waiting_ids for job_id in ids]
-        dead = [job_id for tenant in found for job_id in tenant.dead_ids]
+        running = fairly([tenant.running_ids for tenant in found])
+        waiting = fairly(waiting_ids)
+        dead = fairly([tenant.dead_ids for tenant in found])
         ended = [job_id for tenant in found for job_id in self.ended.ids(tenant.name)]
         known = {job_id: row for job_id in ended if (row := self._ended_rows.get(job_id))}
         wanted = dict.fromkeys((*running, *waiting, *dead, *ended))
@@ -259,7 +260,7 @@ class Reader:
         replies = self._replies([("HMGET", keys.job(job_id), *_FIELDS) for job_id in job_ids])
         rows = {}
         for job_id, reply in zip(job_ids, replies, strict=True):
-            record = _record(_FIELDS, reply or ())
+            record = record_of(_FIELDS, reply or ())
             if b"state" not in record:  # it expired just now
                 continue
             try:
@@ -322,54 +323,16 @@ def _of_strange_type(error: Exception) -> bool:
     return isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE")
 
 
-def _record(names: Sequence[str], reply: Sequence[bytes | None]) -> dict[bytes, bytes]:
-    """A record without its input, as `view_of` reads one."""
-    found = {n.encode(): value for n, value in zip(names, reply, strict=False) if value is not None}
-    return {**found, b"input": _NO_INPUT} if found else {}
-
-
-def _ids(tenant: str, found: Iterable[Any] | None) -> list[str]:
-    """Entries of an index that are ids of the tenant's jobs; its producers may write others."""
-    prefix, length = f"{tenant}.", len(tenant) + 33
-    names = [entry.decode("ascii", "replace") for entry in found or () if isinstance(entry, bytes)]
-    return [
-        name
-        for name in names
-        if len(name) == length
-        and name.startswith(prefix)
-        and all(digit in "0123456789abcdef" for digit in name[len(prefix) :])
-    ]
-
-
-def _submitted_at(ids: Sequence[str]) -> float | None:
-    """When the oldest was submitted, by its producer's clock: an id begins with that."""
-    return min((int(job_id[-32:-20], 16) / 1000 for job_id in ids), default=None)
-
-
 def _running_of(
-    running: Sequence[JobRow] | None, found: Sequence[_Found], tenant: str, name: str
-) -> int | None:
-    [of] = [one for one in found if one.name == tenant]
-    if running is None or of.running > MAX_RUNNING:
-        return None
-    return sum((row.tenant, row.template) == (tenant, name) for row in running)
-
-
-def _limits(tenant: str, values: Sequence[Any] | None) -> TenantLimits:
-    rate, queued, running = values or (None, None, None)
-    try:
-        return TenantLimits(
-            rate_per_s=None if rate is None else float(rate),
-            max_queued=None if queued is None else int(queued),
-            max_running=None if running is None else int(running),
-        )
-    except ValueError:
-        log.warning("limits_unreadable", tenant=tenant)
-        return TenantLimits()
-
-
-def _seconds(time: Sequence[Any]) -> float:
-    return float(time[0]) + float(time[1]) / 1e6
+    running: Sequence[JobRow] | None, found: Sequence[_Found]
+) -> Callable[[str, str], int | None]:
+    """Says how many jobs of a template run; None where not all of its tenant's were read."""
+    if running is None:
+        return lambda _tenant, _template: None
+    asked = Counter(map(tenant_of, fairly([one.running_ids for one in found])))
+    whole = {one.name for one in found if one.running <= asked[one.name]}
+    counts = Counter((row.tenant, row.template) for row in running)
+    return lambda tenant, template: counts[tenant, template] if tenant in whole else None
 
 
 def _no_such_template() -> NotFound:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Any
 
 from contract.canonical import canonical_json
@@ -18,7 +19,7 @@ _END_OF_TIME = 253_402_300_800.0  # the year 10000
 
 def amount(value: float | None) -> str:
     """`1,234`, `0.35`, `12.3`."""
-    if value is None:
+    if value is None or not isfinite(value):
         return NONE
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}"

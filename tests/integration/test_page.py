@@ -23,9 +23,13 @@ from tests.support.page_server import page_app
 from tests.support.published import COMPILED, MODEL, make_spec
 from tests.support.two_tenants import ACME, GLOBEX, TwoTenants, two_tenants
 from tests.support.waiting import until
+from ui import values
 from ui.guard import HEADERS
+from ui.live import MAX_STREAMS, Streams
+from ui.words import NONE
 
 PLACES = ("/", "/queues", "/workers", "/jobs", "/rollouts", "/tenants")
+NAMES = ("acme/reply-draft", "globex/product-tagger")
 PLANTED = "<script>secret of acme's customer</script>"
 WAIT_S = 0.05  # so that nearly each look is a new one
 
@@ -91,6 +95,33 @@ def test_filters_of_jobs(page: TestClient, data: PageData) -> None:
     assert globex not in _get(page, "/jobs?state=waiting")
     for query in ("tenant=%3Cscript%3E", "state=x", "template=%00", "tenant=" + "x" * 1000):
         assert globex not in _get(page, f"/jobs?{query}")
+
+
+def test_only_so_many_records_are_read(
+    page: TestClient, data: PageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared evenly between tenants; where not all were read, how many run is not made up."""
+    monkeypatch.setattr(values, "MAX_ROWS", 6)
+    data.publish()
+    many = data.claim(data.submit("acme/reply-draft", 5))
+    few = data.claim(data.submit("globex/product-tagger", 2))
+    listed = _get(page, "/jobs?state=running")
+    assert sum(job.id in listed for job in many) == 3
+    assert sum(job.id in listed for job in few) == 2
+    queues = _get(page, "/queues")
+    rows = {name: queues.split(f'data-key="{name}"')[1].split("</tr>")[0] for name in NAMES}
+    assert f'<td class="number">{NONE}</td>' in rows["acme/reply-draft"]
+    assert '<td class="number">2</td>' in rows["globex/product-tagger"]
+    assert "<strong>7</strong> running" in _get(page, "/")
+
+
+def test_only_so_many_pages_are_live(settings: Settings) -> None:
+    """One more is told so, and gets its page without updates."""
+    streams = Streams()
+    streams.open = MAX_STREAMS
+    with page_app(settings, streams=streams) as app:
+        assert "Too many" in _get(TestClient(app), "/live/", 503)
+        _get(TestClient(app), "/")
 
 
 def test_ended_jobs_are_heard_of(page: TestClient, data: PageData) -> None:

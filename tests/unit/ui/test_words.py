@@ -10,6 +10,7 @@ from contract.types import Timings
 from ui.waterfall import WIDTH, bars
 from ui.words import (
     NONE,
+    amount,
     clock,
     iso,
     moment,
@@ -44,11 +45,12 @@ def test_seconds(value: float | None, shown: str) -> None:
     assert seconds(value) == shown
 
 
-@pytest.mark.parametrize("value", [math.inf, 1e99, -1e99], ids=str)
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e99, -1e99], ids=str)
 def test_numbers_of_any_length(value: float) -> None:
     """A producer may write any time into its records; none breaks a page."""
     for function in (seconds, span, clock, moment, iso):
         assert len(function(value)) < 40
+    assert len(amount(value)) < 150
 
 
 def test_other_words() -> None:
