@@ -16,8 +16,8 @@ from typing import Any, Self
 from contract.errors import PrefillqError, TimedOut
 from contract.redis_client import connect
 from contract.settings import Settings
+from contract.worker_reports import list_workers
 from local.guard import Guard
-from worker.presence import list_workers
 
 _COMMAND = (sys.executable, "-m", "producer", "worker", "start")
 _PASSED_ON = (

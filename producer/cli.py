@@ -38,6 +38,7 @@ _SUMMARIES = {
     "scale": "Show what waits for workers, and how many workers there should be.",
     "templates": "Publish prompt templates and look after their versions.",
     "tenants": "Make Redis users that reach one tenant's jobs and templates alone.",
+    "ui": "Serve a page of queues, workers, jobs and rollouts, to look at, until Ctrl-C.",
     "worker": "Run workers and see what they hold.",
 }
 # What `pip install 'prefillq[worker]'` brings and the bare package lacks.

@@ -77,7 +77,7 @@ def _producer(tenant: str) -> list[Grant]:
         ),
         Grant(
             purpose="records of its jobs, results among them",
-            commands="hget hgetall hkeys hset hincrby del pexpire",
+            commands="hget hmget hgetall hkeys hset hincrby del pexpire",
             on=_read_write(any_job),
         ),
         Grant(
@@ -103,8 +103,17 @@ def _producer(tenant: str) -> list[Grant]:
             commands="subscribe unsubscribe publish",
             on=(f"&{keys.notices(tenant)}",),
         ),
+        _see_queues(tenant),
         *_read_templates(tenant),
     ]
+
+
+def _see_queues(tenant: str) -> Grant:
+    return Grant(
+        purpose="which jobs wait, run and are dead, for `prefillq ui`: their ids",
+        commands="zcard zcount zrange",
+        on=_read(keys.waiting(tenant, "*"), keys.running(tenant), keys.dead(tenant)),
+    )
 
 
 def _read_templates(tenant: str) -> list[Grant]:
@@ -198,6 +207,12 @@ def _admin(tenant: str) -> list[Grant]:
             commands="xrevrange",
             on=_read(keys.shadowed(tenant, "*")),
         ),
+        _see_queues(tenant),
+        Grant(
+            purpose="what the tenant may have at most",
+            commands="hmget",
+            on=_read(keys.limits(tenant)),
+        ),
     ]
 
 
@@ -229,7 +244,11 @@ def _worker() -> list[Grant]:
             commands="zadd zrem zrange zpopmin",
             on=_read_write(held),
         ),
-        Grant(purpose="what tenants may have at most", commands="hget", on=_read(keys.limits("*"))),
+        Grant(
+            purpose="what tenants may have at most",
+            commands="hget hmget",
+            on=_read(keys.limits("*")),
+        ),
         Grant(
             purpose="jobs that used up their attempts",
             commands="zadd zremrangebyscore",
@@ -281,7 +300,12 @@ def _worker() -> list[Grant]:
             commands="hgetall",
             on=_read(keys.flow("*", "*", "*")),
         ),
-        Grant(purpose="tell of ended jobs", commands="publish", on=(f"&{keys.notices('*')}",)),
+        _see_queues("*"),
+        Grant(
+            purpose="tell of ended jobs; hear of them, for `prefillq ui`",
+            commands="publish subscribe unsubscribe",
+            on=(f"&{keys.notices('*')}",),
+        ),
         Grant(
             purpose="take messages, put them back, ring again, see whose turn is next",
             commands="brpop lpush rpush llen lindex",

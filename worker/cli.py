@@ -12,12 +12,11 @@ from contract.errors import CodecError, InvalidInput
 from contract.logs import configure_logs
 from contract.redis_client import connect
 from contract.settings import GIB, KIB, MIB, Settings
+from contract.worker_reports import EXPIRES_S, check_report, list_workers
 from worker.engine.names import KERNELS, MODES, Auto, KernelName, Mode
 from worker.openmp import wait_passively
 from worker.options import DEFAULT_MODEL, Warm, WorkerOptions
 from worker.patterns import Pin, check_pattern, parse_pin
-from worker.presence import EXPIRES_S, list_workers
-from worker.report import check_report
 
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
 

@@ -1,4 +1,4 @@
-"""What a worker says of itself while it lives."""
+"""What a worker says of itself while it lives; `contract.worker_reports` reads it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from contract.errors import RedisRefused
 from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
-from contract.worker_reports import list_workers
+from contract.worker_reports import EXPIRES_S
 from worker.periodic import Periodic
-
-__all__ = ["EXPIRES_S", "INTERVAL_S", "Presence", "list_workers"]
 
 log = get_logger(__name__)
 
 INTERVAL_S = 2.0
-EXPIRES_S = 10  # a killed worker is off the list after this
 
 
 class Presence:

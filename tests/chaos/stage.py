@@ -21,6 +21,7 @@ from contract.errors import PrefillqError
 from contract.model_folder import ModelFolder
 from contract.redis_client import Client, connect
 from contract.settings import Settings
+from contract.worker_reports import list_workers
 from local.redis_server import EmbeddedRedis
 from local.workers import WorkerProcess
 from templates.registry import Registry
@@ -30,7 +31,6 @@ from tests.support.fakes import FakeWorker
 from tests.support.kernels import share_kernels
 from tests.support.proxy import Proxy
 from tests.support.templates import make_spec, publish
-from worker.presence import list_workers
 
 Role = Literal["fake", "real", "producer"]
 

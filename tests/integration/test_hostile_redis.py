@@ -13,12 +13,12 @@ from contract.errors import CodecError, PrefillqError, RedisRefused
 from contract.ids import parse_address
 from contract.redis_client import Client
 from contract.settings import Settings
+from contract.worker_reports import list_workers
 from producer.cli import main
 from producer.client import Producer
 from templates.registry import Registry
 from tests.support.published import COMPILED, MODEL, make_spec
 from worker.catalog import Catalog
-from worker.presence import list_workers
 
 JOB = "acme." + "0" * 32
 

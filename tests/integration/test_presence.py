@@ -13,9 +13,10 @@ from contract.codec import pack
 from contract.errors import RedisUnreachable
 from contract.redis_client import connect
 from contract.settings import Settings
+from contract.worker_reports import EXPIRES_S, list_workers
 from tests.support.tcp import closed_port_url
 from worker import presence as presence_module
-from worker.presence import EXPIRES_S, INTERVAL_S, Presence, list_workers
+from worker.presence import INTERVAL_S, Presence
 
 MakePresence = Callable[..., Presence]
 

@@ -20,6 +20,7 @@ from contract.model_folder import ModelFolder
 from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import CacheState, JobState
+from contract.worker_reports import list_workers
 from local.workers import WorkerProcess
 from producer.client import Producer
 from producer.handle import JobHandle
@@ -28,7 +29,6 @@ from templates.registry import Registry
 from templates.tokenizer import TemplateTokenizer
 from templates.version import PublishedVersion
 from tests.support.templates import RULES, make_spec, publish
-from worker.presence import list_workers
 
 Start = Callable[..., WorkerProcess]
 JOBS = 60

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("contract", "templates", "producer", "worker", "local", "report", "scale", "bench")
+ROOMS = ("contract", "templates", "producer", "worker", "local", "report", "scale", "ui", "bench")
 SOURCES = {
     str(path.relative_to(ROOT)): path.read_text("utf-8")
     for room in ROOMS

@@ -18,13 +18,13 @@ from contract.ids import TemplateAddress
 from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
+from contract.worker_reports import list_workers
 from templates.rollouts.judge import judge
 from templates.rollouts.outcomes import Outcomes, read_outcomes
 from templates.rollouts.rollout import Finding, Outcome, Phase, Rollout
 from templates.rollouts.split import WHOLE
 from templates.stored import read_names
 from templates.version import PublishedVersion
-from worker.presence import list_workers
 from worker.rollouts.decide import Decision, after_gates, while_baking, while_warming
 from worker.rollouts.gates import Interrupted
 from worker.rollouts.seams import Moves, Tries, Versions

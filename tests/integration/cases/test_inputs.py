@@ -16,11 +16,11 @@ from contract.errors import Conflict, InvalidInput, JobFailed, NotFound
 from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import JobState
+from contract.worker_reports import list_workers
 from producer.client import Producer
 from tests.support.command_line import CommandLine
 from tests.support.fakes import StartFake
 from tests.support.waiting import running, until
-from worker.presence import list_workers
 
 ANYTHING = {
     "schema": {"type": "object", "properties": {"note": {}}, "required": ["note"]},

@@ -18,6 +18,7 @@ from contract.records import RedisJobStore
 from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import JobState
+from contract.worker_reports import list_workers
 from producer.client import Producer
 from templates.registry import Registry
 from templates.rollouts.control import Rollouts
@@ -29,7 +30,6 @@ from tests.support.fakes import FakeWorker, StartFake
 from tests.support.load import under_load
 from tests.support.templates import RULES, make_spec, publish
 from tests.support.waiting import until
-from worker.presence import list_workers
 
 # Two cores run workers, Redis and the test: what is fast or slow here says little.
 LIMITS = Limits(min_samples=3, latency=20.0, fallbacks=0.8)

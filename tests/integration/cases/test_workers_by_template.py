@@ -12,6 +12,7 @@ from contract import keys
 from contract.model_folder import ModelFolder
 from contract.redis_client import Client, connect
 from contract.settings import Settings
+from contract.worker_reports import list_workers
 from local.redis_server import EmbeddedRedis
 from producer.client import Producer
 from templates.registry import Registry
@@ -20,7 +21,6 @@ from tests.support.fakes import FakeWorker, StartFake
 from tests.support.proxy import Proxy
 from tests.support.templates import make_spec, publish
 from tests.support.waiting import until
-from worker.presence import list_workers
 from worker.rotation import OUT_OF_TURN
 
 Publish = Callable[..., PublishedVersion]
