@@ -61,7 +61,6 @@ class Producer:
             versions=Registry(self._client, settings),
             bell=CeleryBell(settings),
         )
-        self._desk = desk_of(self._parts)
         self._patience = Patience(patience_s)
         self._watcher = Watcher(self._parts.store, patience=self._patience)
         self._checker = VariablesChecker(settings.max_variables_bytes)
@@ -164,6 +163,6 @@ class Producer:
         sticky_keys: Sequence[str | None] | None,
     ) -> list[JobHandle]:
         wishes = wishes_of(self._checker, terms, inputs, keys, sticky_keys)
-        enqueue = Enqueue(self._desk, self._checker, terms, wishes)
+        enqueue = Enqueue(desk_of(self._parts), self._checker, terms, wishes)
         job_ids = run_now(submit(enqueue, self._patience, sleep=blocking_sleep))
         return [self.handle(job_id) for job_id in job_ids]

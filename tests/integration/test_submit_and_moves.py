@@ -203,13 +203,13 @@ class Interrupted:
         pipe = self._client.pipeline(**options)
         execute = pipe.execute
 
-        def in_two() -> list[Any]:
+        def in_two(**how: bool) -> list[Any]:
             first, *rest = pipe.command_stack
             pipe.command_stack = [first]
-            replies = execute()
+            replies = execute(**how)
             self._act()
             pipe.command_stack = rest
-            return [*replies, *execute()]
+            return [*replies, *execute(**how)]
 
         pipe.execute = in_two
         return pipe
@@ -220,10 +220,11 @@ def test_a_label_that_moves_while_it_is_read(
 ) -> None:
     """The revision is read first: with an old one the new label is refused, not the other way."""
     versions: Any = producer._parts.versions
-    real = versions._client
-    versions._client = Interrupted(real, lambda: registry.set_label(*HERE, "production", 2))
+    server = versions._lookup._server
+    real = server._client
+    server._client = Interrupted(real, lambda: registry.set_label(*HERE, "production", 2))
     assert version_of(producer.submit("acme/triage", TICKET)) == 2
-    versions._client = Interrupted(real, lambda: registry.remove_label(*HERE, "production"))
+    server._client = Interrupted(real, lambda: registry.remove_label(*HERE, "production"))
     with pytest.raises(NotFound):
         producer.submit("acme/triage", TICKET)
     assert len(client.keys("pq:acme:job:*")) == 1

@@ -33,12 +33,13 @@ def test_pieces_come_while_the_job_runs_and_come_to_its_text(
     producer: Producer,
     client: Client,
     settings: Settings,
+    worker_settings: Settings,
     start_fake: StartFake,
     publish_template: Any,
 ) -> None:
     """Characters of several bytes are whole in each piece; the stream expires with the result."""
     publish_template()
-    start_fake("--answer", ANSWER)
+    start_fake("--answer", ANSWER, settings=worker_settings)
     job = producer.submit("acme/notes", NOTE, stream=True)
     states, pieces = [], []
     for piece in job.stream(timeout=30):

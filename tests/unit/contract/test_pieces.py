@@ -47,7 +47,8 @@ def test_another_attempt_begins_anew_and_an_old_worker_is_not_heard() -> None:
     reader = PieceReader()
     restart = Entry(kind="restart", fence=2, attempt=2)
     new = text("xy", 0, fence=2, attempt=2)
-    pieces = read([text("abc", 0), restart, restart, text("d", 3), new], reader)
+    late = [text("d", 3), text("z", 0)]  # under the old fence
+    pieces = read([text("abc", 0), restart, restart, *late, new], reader)
     assert [(p.kind, p.attempt) for p in pieces] == [("text", 1), ("restart", 2), ("text", 2)]
     assert joined(pieces) == "xy"
 
