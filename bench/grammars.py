@@ -168,24 +168,22 @@ _LIBRARIES: Mapping[str, Callable[[TemplateTokenizer, int], Library]] = {
 @click.command()
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=1))
 @click.option("--steps", default=24, show_default=True, type=click.IntRange(min=1))
-@click.option("--library", "only", type=click.Choice(sorted(_LIBRARIES)), help="Only this one.")
+@click.option("--library", type=click.Choice(sorted(_LIBRARIES)), help="Only this one.")
 @json_option
-def main(*, rounds: int, steps: int, only: str | None, as_json: bool) -> None:
+def main(*, rounds: int, steps: int, library: str | None, as_json: bool) -> None:
     """Print compile and mask times, and the keywords each library enforces."""
     folder = find_model(DEFAULT_MODEL, Settings())
     tokenizer = TemplateTokenizer.load(folder.path)
     figures: dict[str, Any] = {"machine": describe_machine(), "rounds": rounds}
     for name, make in _LIBRARIES.items():
-        if only not in (None, name) or importlib.util.find_spec(name) is None:
+        if library not in (None, name) or importlib.util.find_spec(name) is None:
             continue
         began = time.perf_counter()
-        library = make(tokenizer, folder.eos_ids[0])
+        made = make(tokenizer, folder.eos_ids[0])
         figures[name] = {
             "tokenizer_s": time.perf_counter() - began,
-            **_times(library, rounds, steps),
-            "features": {
-                feature: _enforced(library, tokenizer, *rest) for feature, *rest in FEATURES
-            },
+            **_times(made, rounds, steps),
+            "features": {feature: _enforced(made, tokenizer, *rest) for feature, *rest in FEATURES},
         }
     if as_json:
         emit_json(figures)

@@ -1,8 +1,10 @@
 """Sampled jobs under ten schemas on the real model: each answer must parse and fit.
 
-    python -m bench.json_answers [--jobs 500] [--batch 32] [--temperature 1.0] [--json]
+    python -m bench.json_answers [--jobs 500] [--first 0] [--batch 32] [--temperature 1.0] [--json]
 
-Each job asks for one schema's JSON, with numbers of its own. What comes back is checked with
+Each job asks for one schema's JSON behind that schema's prefix, with random numbers of its own;
+job 7 is the same whether it is the 8th of a run or, with --first 7, the 1st. What comes back is
+checked with
 jsonschema against the schema as its author wrote it, patterns included. Then the same prompts
 generate as many tokens each without a schema, and both speeds are told. Exits with 1 unless all
 answers fit.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
@@ -30,6 +32,7 @@ from templates.spec import GenerationSpec
 from worker.engine.base import Generation, GenerationRequest
 from worker.grammars import Grammars
 from worker.options import DEFAULT_MODEL
+from worker.prefix.entry import PrefixEntry
 
 _RULES = (
     "<|im_start|>system\nYou read messages of customers and answer in JSON, with nothing before or "
@@ -40,13 +43,17 @@ _TOPICS = ("an invoice", "a broken lamp", "a password", "a late parcel", "two ti
 
 @click.command()
 @click.option("--jobs", default=500, show_default=True, type=click.IntRange(min=1))
+@click.option("--first", default=0, show_default=True, type=click.IntRange(min=0))
 @click.option("--batch", default=32, show_default=True, type=click.IntRange(min=1))
 @click.option("--temperature", default=1.0, show_default=True, type=click.FloatRange(min=0, max=10))
+@click.option("--no-compare", is_flag=True, help="Leave the jobs without a schema out.")
 @json_option
-def main(*, jobs: int, batch: int, temperature: float, as_json: bool) -> None:
+def main(
+    *, jobs: int, first: int, batch: int, temperature: float, no_compare: bool, as_json: bool
+) -> None:
     """Run jobs under ten schemas, check every answer, and compare the speed with no schema."""
     engines = load_engines(DEFAULT_MODEL, rows=batch)
-    requests = make_requests(engines, jobs, temperature)
+    requests = make_requests(engines, range(first, first + jobs), temperature)
     with ThreadPoolExecutor(max_workers=2 * batch) as threads:
         list(threads.map(engines.ours.generate, [_as_long(r, 4) for r, _ in requests[:batch]]))
         seconds, answers = timed(
@@ -54,7 +61,9 @@ def main(*, jobs: int, batch: int, temperature: float, as_json: bool) -> None:
         )
         lengths = [len(answer.token_ids) for answer in answers]
         plain = [_as_long(r, n) for (r, _), n in zip(requests, lengths, strict=True)]
-        plain_seconds, _ = timed(lambda: list(threads.map(engines.ours.generate, plain)))
+        plain_seconds = 0.0
+        if not no_compare:
+            plain_seconds, _ = timed(lambda: list(threads.map(engines.ours.generate, plain)))
     engines.ours.close()
     found = Counter(
         fault_of(answer, SCHEMAS[name]) for answer, (_, name) in zip(answers, requests, strict=True)
@@ -71,9 +80,9 @@ def main(*, jobs: int, batch: int, temperature: float, as_json: bool) -> None:
         "faults": dict(found),
         "tokens": tokens,
         "tokens_per_s": tokens / seconds,
-        "tokens_per_s_without_schema": tokens / plain_seconds,
+        "tokens_per_s_without_schema": tokens / plain_seconds if plain_seconds else None,
         "jobs_per_s": jobs / seconds,
-        "jobs_per_s_without_schema": jobs / plain_seconds,
+        "jobs_per_s_without_schema": jobs / plain_seconds if plain_seconds else None,
     }
     if as_json:
         emit_json(figures)
@@ -87,26 +96,29 @@ def main(*, jobs: int, batch: int, temperature: float, as_json: bool) -> None:
 
 
 def make_requests(
-    engines: Engines, jobs: int, temperature: float
+    engines: Engines, numbers: Iterable[int], temperature: float
 ) -> list[tuple[GenerationRequest, str]]:
     """Requests and the names of their schemas, which take turns."""
     tokenizer, folder = engines.model.tokenizer, engines.model.folder
     grammars = Grammars(tokenizer, tokenizer_digest=folder.tokenizer_digest, eos_ids=folder.eos_ids)
     names = list(SCHEMAS)
+    entries: dict[str, PrefixEntry] = {}
     requests = []
-    for number in range(jobs):
+    for number in numbers:
         name = names[number % len(names)]
-        check_output_schema(SCHEMAS[name])
+        head = tokenizer.encode_trusted(f"{_RULES}Schema: {schema_text(SCHEMAS[name])}\n")
+        if name not in entries:
+            check_output_schema(SCHEMAS[name])
+            entries[name] = engines.ours.prefill(engines.key(name), head)
         topic = _TOPICS[number // len(names) % len(_TOPICS)]
-        prompt = (
-            f"{_RULES}Schema: {schema_text(SCHEMAS[name])}\nMessage {number} is about {topic}."
-            "<|im_end|>\n<|im_start|>assistant\n"
-        )
-        spec = GenerationSpec(max_new_tokens=MAX_NEW_TOKENS, temperature=temperature, seed=number)
+        tail = f"Message {number} is about {topic}.<|im_end|>\n<|im_start|>assistant\n"
         request = GenerationRequest(
-            ids=tokenizer.encode_trusted(prompt),
-            generation=spec,
+            ids=head + tokenizer.encode_trusted(tail),
+            generation=GenerationSpec(
+                max_new_tokens=MAX_NEW_TOKENS, temperature=temperature, seed=number
+            ),
             grammar=grammars.get(SCHEMAS[name]),
+            entry=entries[name],
         )
         requests.append((request, name))
     return requests
