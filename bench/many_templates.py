@@ -23,7 +23,7 @@ import click
 
 from bench.cached_vs_uncached import triage
 from bench.machine import describe_machine
-from contract.console import emit_json, json_option, option
+from contract.console import emit_json, json_option, note, option
 from contract.model_folder import ModelFolder, read_model_folder
 from contract.model_store import find_model
 from contract.redis_client import connect
@@ -33,12 +33,11 @@ from local.workers import WorkerProcess
 from producer.client import Producer
 from templates.compile import compile_template
 from templates.registry import Registry
-from templates.spec import TemplateSpec
 from templates.tokenizer import TemplateTokenizer
 from worker.options import DEFAULT_MODEL
 
 _WAIT_S = 600.0
-_IDLE_S = 10.0
+_IDLE_S = 5.0
 
 
 class Side:
@@ -66,10 +65,11 @@ class Side:
         self._settings = Settings(redis_url=redis.url, cache_dir=self._folder / "cache")
         self.client: Any = enter(connect(self._settings))
         self._registry = Registry(self.client, self._settings)
+        self._spec = triage()
         self._compiled = compile_template(
-            triage(), self._model, TemplateTokenizer.load(self._model.path)
+            self._spec, self._model, TemplateTokenizer.load(self._model.path)
         )
-        self._ticket = dict(triage().samples[0].input)
+        self._ticket = dict(self._spec.samples[0].input)
         before = self.used_memory()
         for number in range(self.templates):
             self._publish(f"t{number % self._tenants}", f"triage-{number}")
@@ -170,7 +170,7 @@ class Side:
         )
 
     def _publish(self, tenant: str, name: str) -> None:
-        spec: TemplateSpec = triage().model_copy(update={"tenant": tenant, "name": name})
+        spec = self._spec.model_copy(update={"tenant": tenant, "name": name})
         self._registry.publish(spec, self._compiled, self._model)
 
     def _next(self) -> str:
@@ -219,15 +219,18 @@ def main(
         }
         ready, resident, idle, visited = [], [], [], []
         for side in sides:
+            note(f"{side.templates} templates: published; starting workers")
             ready.append(side.start_workers(workers))
             time.sleep(5)  # what follows a start
             resident.append(side.resident_bytes())
             idle.append(side.idle())
+            note(f"{side.templates} templates: ready; one job for each")
             side.visit_all()
             visited.append(side.resident_bytes())
             side.pause()
         for number in range(rounds):
             for side in sides if number % 2 else reversed(sides):
+                note(f"round {number + 1} of {rounds}: {side.templates} templates")
                 side.resume()
                 time.sleep(1)
                 side.round(jobs)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import platformdirs
-from pydantic import Field, FilePath, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contract.errors import SettingsError
@@ -19,6 +19,19 @@ from contract.redis_url import check_redis_url
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 YEAR_S = 366 * 86_400.0
+
+
+def _file(path: Path) -> Path:
+    """A path that can be asked about and is a file; pydantic's own type lets an OSError through."""
+    try:
+        if path.is_file():
+            return path
+    except (OSError, ValueError) as error:  # a name that is too long, or that no file can have
+        raise ValueError("the path of a file") from error
+    raise ValueError("the path of a file")
+
+
+ExistingFile = Annotated[Path, AfterValidator(_file)]
 
 
 class Settings(BaseSettings):
@@ -33,9 +46,9 @@ class Settings(BaseSettings):
 
     # For rediss://: who signed the server's certificate (default: whom the system trusts), and
     # our own certificate and key where the server asks for one.
-    redis_ca_file: FilePath | None = None
-    redis_cert_file: FilePath | None = None
-    redis_key_file: FilePath | None = None
+    redis_ca_file: ExistingFile | None = None
+    redis_cert_file: ExistingFile | None = None
+    redis_key_file: ExistingFile | None = None
 
     cache_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("prefillq")))
 

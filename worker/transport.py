@@ -110,7 +110,7 @@ class _Tolerant:
         connection = self.client.connection
         self._in_poll = connection
         self._brpop_sent_at = time.monotonic()
-        connection.send_packed_command(b"*%d\r\n" % len(words) + b"".join(words))
+        connection.send_packed_command([b"".join([b"*%d\r\n" % len(words), *words])])
 
     def _word_of(self, queue: str) -> bytes:
         if (word := self._words.get(queue)) is None:

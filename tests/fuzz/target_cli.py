@@ -102,9 +102,9 @@ def _arguments(draw: DrawFn) -> list[str]:
 
 @cache
 def _values() -> list[str]:
-    """No NUL: no process can be given one."""
+    """What a process can be given: bytes without NUL, as Python decodes them."""
     files = sorted(str(path) for path in _files().iterdir())
-    texts = [text for text in TEXTS if "\0" not in text]
+    texts = [text for text in TEXTS if _can_be_given(text)]
     return [
         *("acme/x", "acme/x@1", "acme/x@canary", _JOB, "acme", "canary", "-", "--", "--help", "@"),
         *("a=1", "a=", "=", "a=@" + files[0], '{"a": 1}', '{"a": NaN}', "[" * 2000, "nan", "inf"),
@@ -121,6 +121,13 @@ def _values() -> list[str]:
         *(f"@{file}" for file in files),
         *texts,
     ]
+
+
+def _can_be_given(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 @contextmanager
