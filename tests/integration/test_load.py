@@ -82,6 +82,7 @@ def test_each_state_is_counted(rig: Rig, reader: LoadReader) -> None:
     assert (mail.template, mail.waiting, mail.recent.arrived) == ("mail", 1, 1)
     assert (ours.model, ours.waiting, ours.delayed, ours.running) == (HEX, 2, 1, 1)
     assert (ours.recent.arrived, ours.recent.ended) == (4, 1)
+    assert (ours.late, ours.oldest_s < 10) == (0, True)
     assert (other.model, other.waiting, other.recent.arrived) == ("b" * 12, 1, 1)
     assert not ours.estimated
 
@@ -162,6 +163,10 @@ def test_beyond_the_most_records_the_rest_is_estimated(rig: Rig, reader: LoadRea
     assert first.estimated
     assert (first.waiting, second.waiting) == (6, 6)
     assert not any(load.estimated for load in look(reader, most=12).loads)
+    for _ in range(9):
+        submit(rig, template="mail")
+    [mail] = look(reader, Asked(tenant="acme", template="mail"), most=4).loads
+    assert (mail.waiting, mail.estimated) == (9, False)
 
 
 def test_rates_are_over_whole_spans(rig: Rig, reader: LoadReader, client: Any) -> None:
