@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 SPAN_S = 10
 KEPT_S = 900  # how long a span is kept
-MOST_RECORDS = 5_000  # looked at per set: Redis serves nobody else meanwhile
+MOST_RECORDS = 1_000  # looked at per set: Redis serves nobody else meanwhile
 MODEL_DIGITS = 12  # of a digest, in the names of queues
 
 # kombu's lists of one queue: itself, and one for each priority above 0 (`priority_steps`, `sep`).
@@ -76,7 +76,8 @@ class Load:
     template: str
     model: str  # 12 hex digits of its digest
     waiting: int  # records: queued, deadline not passed
-    estimated: bool  # `waiting` is a share: the first MOST_RECORDS tell what the rest is for
+    estimated: bool  # `waiting` is a share: the first MOST_RECORDS tell what the rest is for,
+    # and they are for several models
     delayed: int  # of those looked at: wait for another attempt
     oldest_s: float  # since the submit of the oldest that waits
     running: int  # records: claimed by a worker
@@ -210,7 +211,7 @@ def _loads(
                     template=name,
                     model=model,
                     waiting=found["waiting"] if whole else round(template["waiting"] * share),
-                    estimated=not whole,
+                    estimated=not whole and share < 1,
                     delayed=found["delayed"],
                     oldest_s=round(float(found["oldest_s"]), 3),
                     running=round(found["running"] * scale),

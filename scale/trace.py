@@ -268,10 +268,11 @@ def measured_slowdown(jobs: Iterable[TracedJob]) -> float:
 
 
 def measured_turnaround(jobs: Iterable[TracedJob]) -> float:
-    """Seconds from a job's end to the claim of the next one, which waited already; the median.
+    """Seconds from a job's end to the claim of the next one, which waited already; the mean.
 
-    A worker acknowledges the one, fetches the other and claims it. Of workers' logs alone; 0 where
-    no job waited.
+    Those of over ten times the median are left out: the worker was cut off, not slow. A worker
+    acknowledges the one, fetches the other and claims it. Of workers' logs alone; 0 where no job
+    waited.
     """
     by_worker: dict[str, list[tuple[float, bool, float]]] = {}
     for job in jobs:
@@ -286,4 +287,7 @@ def measured_turnaround(jobs: Iterable[TracedJob]) -> float:
                 ended.append(at)
             elif ended and came <= (since := ended.popleft()):
                 gaps.append(at - since)
-    return median(gaps) if gaps else 0.0
+    if not gaps:
+        return 0.0
+    usual = 10 * median(gaps)
+    return fmean(gap for gap in gaps if gap <= usual)

@@ -92,16 +92,15 @@ for _, name in ipairs(asked) do
   local last = math.floor(now / 10)
   for span = last - spans + 1, last do
     local key = string.format('%d', span)
+    -- An error, of a key that is no hash, has no fields.
     local counts = redis.pcall('HGETALL', tenant .. 'flow:' .. name .. ':' .. key)
-    if not counts.err then
-      for i = 1, #counts, 2 do
-        local kind, digest = string.match(counts[i], '^(%l+):([0-9a-f]+)$')
-        local count = tonumber(counts[i + 1])
-        if digest and #digest == 12 and count and count >= 0 and count < 1e12 then
-          local flow = model_of(name, digest).flow
-          flow[key] = flow[key] or {}
-          flow[key][kind] = count
-        end
+    for i = 1, #counts, 2 do
+      local kind, digest = string.match(counts[i], '^(%l+):([0-9a-f]+)$')
+      local count = tonumber(counts[i + 1])
+      if digest and #digest == 12 and count and count >= 0 and count < 1e12 then
+        local flow = model_of(name, digest).flow
+        flow[key] = flow[key] or {}
+        flow[key][kind] = count
       end
     end
   end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.simulated import run
+from bench.simulated import offs_of, run
 from contract.model_folder import ModelFolder
 
 
@@ -12,8 +12,9 @@ from contract.model_folder import ModelFolder
 def test_waits_are_those_of_a_real_run(
     smollm2: ModelFolder,
 ) -> None:
-    """p50 and p95 within 15 %, from the workers' own log of the run."""
-    [found] = run(rounds=1, jobs=80, utilisation=0.95, seed=1, tokenizer_from=smollm2.path)
-    assert found.real_p50_s > 0.2
-    assert found.replayed_p50_s == pytest.approx(found.real_p50_s, rel=0.15)
-    assert found.replayed_p95_s == pytest.approx(found.real_p95_s, rel=0.15)
+    """p50 and p95 within 15 %, from the workers' own logs: the median of three rounds."""
+    found = run(rounds=3, jobs=60, utilisation=0.95, seed=1, tokenizer_from=smollm2.path)
+    assert min(one.real_p95_s for one in found) > 0.1
+    off = offs_of(found)
+    assert abs(off["replayed_p50_off"]) < 0.15, found
+    assert abs(off["replayed_p95_off"]) < 0.15, found

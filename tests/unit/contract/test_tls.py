@@ -49,6 +49,8 @@ def test_both_libraries_check_the_server_with_the_same_options(files: dict[str, 
     [
         ({"redis_url": "redis://host", "redis_ca_file": "ca"}, "rediss://"),
         ({"redis_url": URL, "redis_ca_file": "missing"}, "REDIS_CA_FILE"),
+        ({"redis_url": URL, "redis_ca_file": "x" * 5000}, "REDIS_CA_FILE"),
+        ({"redis_url": URL, "redis_ca_file": "a\0b"}, "REDIS_CA_FILE"),
         ({"redis_url": URL, "redis_key_file": "key"}, "redis_cert_file"),
         ({"redis_url": f"{URL}?ssl_cert_reqs=none"}, "PREFILLQ_REDIS_CA_FILE"),
         ({"redis_url": f"{URL}?db=1&ssl_check_hostname=false"}, "PREFILLQ_REDIS_CA_FILE"),

@@ -62,6 +62,7 @@ def test_first_job_of_a_version_loads_its_prefix() -> None:
     """Once per worker and version; the next of that version waits for it there."""
     outcome = run(load_of((0, 1), (0, 1), (10, 1), prefix_s=5.0), 1, 2)
     assert (outcome.cold_loads, outcome.span_s) == (1, 11.0)
+    assert run(load_of((0, 1), (2, 1), prefix_s=5.0), 1, 2).span_s == 6.0
     assert run(load_of((0, 1), (0, 1), (10, 1), prefix_s=5.0), 1, 2, warm=True).cold_loads == 0
     assert run(load_of((0, 1), (0, 1), (0, 1), prefix_s=5.0, versions=3), 1, 1).cold_loads == 3
     assert run(load_of((0, 1), (0, 1), prefix_s=5.0), 2, 1).cold_loads == 2

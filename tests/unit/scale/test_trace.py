@@ -191,8 +191,12 @@ def test_turnaround_is_measured_where_jobs_waited(read: Any) -> None:
             job("a", 9, 9, 10.0),  # nobody waited: the slot was idle
             job("b", 0, 0, 1.0),
             job("b", 0.5, 1.25, 3.0),
+            job("c", 0, 0, 1.0),
+            job("c", 0.5, 99, 100.0),  # the worker was cut off
+            job("d", 0, 0, 1.0),
+            job("d", 0.5, 1.75, 3.0),
         ),
         seed=1,
     )
-    assert load.turnaround_s == pytest.approx(0.25, abs=1e-6)
+    assert load.turnaround_s == pytest.approx((3 * 0.25 + 0.75) / 4, abs=1e-6)
     assert workload(read(job("a", 0, 0, 1.0), job("a", 2, 2, 3.0)), seed=1).turnaround_s == 0.0
