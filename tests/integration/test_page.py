@@ -18,7 +18,7 @@ from local.redis_server import EmbeddedRedis
 from producer.client import Producer
 from tests.support.answering import Answering
 from tests.support.logins import refusals
-from tests.support.page_data import PageData
+from tests.support.page_data import TEMPLATES, PageData
 from tests.support.page_server import page_app
 from tests.support.published import COMPILED, MODEL, make_spec
 from tests.support.two_tenants import ACME, GLOBEX, TwoTenants, two_tenants
@@ -40,8 +40,8 @@ def data(client: Client, settings: Settings) -> PageData:
 
 
 @pytest.fixture
-def page(settings: Settings) -> Iterator[TestClient]:
-    with page_app(settings, interval_s=WAIT_S) as app:
+def page(worker_settings: Settings) -> Iterator[TestClient]:
+    with page_app(worker_settings, interval_s=WAIT_S) as app:
         yield TestClient(app)
 
 
@@ -51,8 +51,9 @@ def _get(page: TestClient, path: str, status: int = 200) -> str:
     return answer.text
 
 
-def test_an_empty_redis(page: TestClient) -> None:
+def test_an_empty_redis(page: TestClient, client: Client) -> None:
     """Each page says what there is none of, and what to do."""
+    client.delete(keys.TENANTS)
     for place in PLACES:
         assert 'class="empty"' in _get(page, place), place
     assert "prefillq templates publish" in _get(page, "/")
@@ -280,15 +281,20 @@ def test_text_only_on_request(settings: Settings, data: PageData) -> None:
     assert "secret of" not in "".join(html.values())
 
 
-def test_one_tenant(settings: Settings, data: PageData) -> None:
+def test_one_tenant(settings: Settings, data: PageData, client: Any) -> None:
     """With --tenant no other is to be seen: not in lists, by its job's id, or in a worker."""
-    data.publish()
+    data.publish({**TEMPLATES, "evil": {"triage": 1}})
     data.report_workers()
     [job_id] = data.submit("globex/product-tagger")
+    # Its own producers may write what they like into its indexes.
+    [planted] = data.submit("evil/triage")
+    client.zadd(keys.waiting("acme", "reply-draft"), {planted: 0})
     with page_app(settings, tenants=["acme"]) as app:
         page = TestClient(app)
         for place in PLACES:
-            assert "globex" not in _get(page, place), place
+            html = _get(page, place)
+            assert "globex" not in html, place
+            assert "evil" not in html, place
         assert "gpu-01" in _get(page, "/workers")
         _get(page, f"/jobs/{job_id}", 404)
         _get(page, "/templates/globex/product-tagger", 404)
@@ -300,8 +306,9 @@ def test_damage_is_passed_over(page: TestClient, data: PageData, client: Any) ->
     good, bad, worse = data.submit("acme/reply-draft", 3)
     client.hset(keys.job(bad), "attempt", "<script>")
     client.hset(keys.job(worse), "created_at", "9e99")
-    waiting = keys.waiting("acme", "reply-draft")
-    client.zadd(waiting, {"<script>alert(1)</script>": 0, "globex." + "0" * 32: 0, b"\xff": 0})
+    for index in (keys.waiting("acme", "reply-draft"), keys.running("acme"), keys.dead("acme")):
+        strange = ("<script>alert(1)</script>", "globex." + "0" * 32, "acme.0", b"\xff")
+        client.zadd(index, dict.fromkeys(strange, 0))
     client.sadd(keys.templates("acme"), "<script>", b"\xff")
     client.set(keys.rollout("acme", "reply-draft"), "{")
     client.sadd(keys.rollouts("acme"), "reply-draft")

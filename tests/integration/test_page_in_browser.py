@@ -115,15 +115,12 @@ def test_focus_and_nodes_are_kept(browser: Browser, url: str, data: PageData) ->
         _live(page, f"{url}/jobs")
         page.focus(f'a[href="/jobs/{second}"]')
         page.evaluate("document.activeElement.mine = true")
-        page.fill("input[name=id]", "half an id")
-        page.focus(f'a[href="/jobs/{second}"]')
         page.evaluate("document.querySelector('main').mine = true")
         data.claim([first])  # its row goes to another table, and the others move up
         page.wait_for_selector("section:has(#running) tbody tr")
         data.claim([second])  # its own row goes to another table
         page.wait_for_selector(f'section:has(#running) a[href="/jobs/{second}"]')
         assert page.evaluate("document.querySelector('main').mine") is True
-        assert page.input_value("input[name=id]") == "half an id"
         third, fourth = data.submit("acme/reply-draft", 2)
         page.wait_for_selector(f'a[href="/jobs/{fourth}"]')
         page.focus(f'a[href="/jobs/{fourth}"]')
@@ -132,6 +129,31 @@ def test_focus_and_nodes_are_kept(browser: Browser, url: str, data: PageData) ->
         page.wait_for_selector(f'section:has(#running) a[href="/jobs/{third}"]')
         assert page.evaluate("document.activeElement.mine") is True
         assert page.evaluate("document.activeElement.getAttribute('href')") == f"/jobs/{fourth}"
+
+
+def test_focus_moves_with_its_row(browser: Browser, url: str, data: PageData) -> None:
+    """The longest queue comes first, and whoever was on a link stays on it."""
+    data.submit("acme/reply-draft", 2)
+    link = 'a[href="/templates/globex/product-tagger"]'
+    with browser.page() as page:
+        _live(page, f"{url}/queues")
+        page.focus(link)
+        page.evaluate("document.activeElement.mine = true")
+        data.submit("globex/product-tagger", 3)
+        page.wait_for_selector(f"tbody tr:first-child {link}")
+        assert page.evaluate("document.activeElement.mine") is True
+
+
+def test_what_is_chosen_stays(browser: Browser, url: str, data: PageData) -> None:
+    """Updates bring new choices and leave what was typed and chosen alone."""
+    with browser.page() as page:
+        _live(page, f"{url}/jobs")
+        page.fill("input[name=id]", "half an id")
+        page.select_option("select[name=tenant]", "globex")
+        data.publish({"umbrella": {"triage": 1}})
+        page.wait_for_selector("option:text-is('umbrella')", state="attached")
+        assert page.input_value("input[name=id]") == "half an id"
+        assert page.input_value("select[name=tenant]") == "globex"
 
 
 def test_by_keyboard(browser: Browser, url: str, data: PageData) -> None:

@@ -13,7 +13,7 @@
       if (old.data !== fresh.data) old.data = fresh.data;
       return;
     }
-    if (old.nodeType !== Node.ELEMENT_NODE || "still" in old.dataset) return;
+    if (old.nodeType !== Node.ELEMENT_NODE) return;
     for (const { name } of [...old.attributes]) {
       // Whether details are open is the reader's own choice.
       if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
