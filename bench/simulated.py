@@ -102,7 +102,7 @@ def medians_of(found: Sequence[Round]) -> dict[str, float]:
 
 
 def offs_of(found: Sequence[Round]) -> dict[str, float]:
-    """By which share simulated waits are above those of the same round, the median of the rounds."""
+    """By which share simulated waits are above those of their round, the median of the rounds."""
     return {
         f"{way}_{p}_off": median(
             getattr(one, f"{way}_{p}_s") / getattr(one, f"real_{p}_s") - 1 for one in found
