@@ -5,6 +5,7 @@ The TLS is Python's, in front of a Redis that was built without it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +17,14 @@ import pytest
 
 from contract import keys
 from contract.celery_app import make_celery, ring
-from contract.errors import RedisUnreachable
+from contract.errors import NotFound, RedisUnreachable
 from contract.model_folder import ModelFolder
 from contract.redis_client import connect, errors_explained
 from contract.settings import Settings
 from contract.types import JobState
 from local.redis_server import EmbeddedRedis, find_redis_binary
 from local.workers import WorkerProcess
-from producer import Producer
+from producer import AsyncProducer, Producer
 from producer.bell import CeleryBell, Ring
 from templates.registry import Registry
 from tests.support.certificates import Authority, openssl_is_there
@@ -101,7 +102,23 @@ def test_records_and_broker_speak_tls(secured: Secured) -> None:
         assert client.delete(keys.messages("acme/triage/x")) == 1
 
 
-@pytest.mark.parametrize("use", [ping, rings], ids=["records", "broker"])
+def asks_in_a_loop(settings: Settings) -> None:
+    async def scenario() -> None:
+        async with AsyncProducer(settings) as producer:
+            with pytest.raises(NotFound):
+                await producer.handle("acme." + "0" * 32).status()
+
+    asyncio.run(scenario())
+
+
+def test_the_producer_of_event_loops_speaks_tls(secured: Secured) -> None:
+    """With the same settings."""
+    asks_in_a_loop(secured.settings())
+
+
+@pytest.mark.parametrize(
+    "use", [ping, rings, asks_in_a_loop], ids=["records", "broker", "event loop"]
+)
 @pytest.mark.parametrize("trouble", ["system", "other authority", "other name"])
 def test_a_server_that_is_not_vouched_for_is_refused(
     secured: Secured, folder: Path, use: Any, trouble: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from contract.errors import RedisUnreachable
 from contract.redis_client import connect
 from contract.settings import Settings
 from contract.types import JobState
+from producer.async_client import AsyncProducer
 from producer.client import Producer
 from tests.support.fakes import StartFake
 from tests.support.sentinels import SentinelGroup
@@ -27,6 +29,25 @@ def group() -> Iterator[SentinelGroup]:
 @pytest.fixture
 def settings(settings: Settings, group: SentinelGroup) -> Settings:
     return settings.model_copy(update={"redis_url": group.url})
+
+
+def test_the_producer_of_event_loops_asks_the_sentinels(
+    group: SentinelGroup, settings: Settings, publish_template: Any
+) -> None:
+    """It finds the master, and after a failover the next one."""
+    publish_template()
+
+    async def scenario() -> None:
+        async with AsyncProducer(settings, patience_s=20) as producer:
+            first = await producer.submit("acme/notes", {"note": "one"})
+            group.settle()
+            before = group.master
+            before.kill()
+            second = await producer.submit("acme/notes", {"note": "two"})
+            assert await first.status() is await second.status() is JobState.QUEUED
+            assert group.master is not before
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("how", ["killed", "told to"])
