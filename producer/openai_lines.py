@@ -180,8 +180,9 @@ def _one_message(messages: object) -> str:
     content = first.get("content")
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]
-        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
-            content = "".join(texts)
+        words = [text for text in texts if isinstance(text, str)]
+        if len(words) == len(content):
+            content = "".join(words)
     if first.get("role") != "user" or not isinstance(content, str):
         raise InvalidInput(
             "body.messages is not one user's message of text",

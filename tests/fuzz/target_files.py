@@ -14,6 +14,8 @@ from unittest.mock import patch
 
 import yaml
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from llguidance import LLMatcher
 
 from contract.canonical import digest
 from contract.codec import pack, unpack
@@ -21,13 +23,17 @@ from contract.console import json_line, read_json_argument
 from contract.errors import InvalidInput
 from contract.ids import TemplateAddress, check_name, parse_address, tenant_of
 from contract.settings import Settings
-from producer.batch import BadLine, Output, batch_name, lines_of, read_lines
+from contract.types import JobState, Result
+from producer.batch import BadLine, BatchLine, Output, batch_name, lines_of, read_lines
+from producer.batch_format import OWN, Format
+from producer.openai_lines import OPENAI
 from producer.validate import VariablesChecker
 from scale.simulate import Pool, simulate
 from scale.trace import read_trace, workload
 from templates.finding import located
 from templates.lint import lint_spec
 from templates.lint_prefix import variables_last
+from templates.output_schema import for_grammar, schema_text, without_costly
 from templates.spec import TemplateSpec, parse_spec
 from templates.transfer import bundle_text, parse_bundle, spec_text
 from templates.yaml_source import content_places, parse_documents
@@ -86,6 +92,40 @@ _BATCH = [
     {"variables": _VARIABLES[1], "id": 7},
     {"variables": _VARIABLES[1], "template": "acme/other@canary"},
 ]
+_RESULT = Result(job_id="acme.1", ref=_VERSION.ref, status=JobState.SUCCEEDED, text="x")
+_OPENAI = [
+    {
+        "custom_id": str(n),
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": body,
+    }
+    for n, body in enumerate(
+        (
+            {"model": "acme/triage@canary", "prompt": {"variables": _VARIABLES[0]}, "user": "u"},
+            {"prompt": {"id": "acme/triage", "version": 3, "variables": _VARIABLES[1]}},
+            {"model": "acme/triage", "messages": [{"role": "user", "content": "a"}], "n": 1},
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a b"}]}]},
+        )
+    )
+]
+_OPENAI_RESULTS = [
+    OPENAI.result(_RESULT, batch="0" * 16, index=1, id_="x"),
+    OPENAI.refused(InvalidInput("no"), batch="0" * 16, index=2, id_=None),
+    {"id": f"batch_req_{'0' * 16}_3", "response": None, "error": {"code": "expired"}},
+]
+_OUTPUT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "label": {"enum": ["a", 1, None]},
+        "when": {"type": ["string", "null"], "format": "date"},
+        "lines": {"type": "array", "items": {"$ref": "#/$defs/line"}, "maxItems": 3},
+        "money": {"anyOf": [{"type": "number", "multipleOf": 0.01}, {"const": "none"}]},
+    },
+    "required": ["label"],
+    "$defs": {"line": {"type": "string", "pattern": "^[a-z]{1,9}$", "maxLength": 5}},
+}
+_OUTPUTS = [_OUTPUT, _OUTPUT["properties"]["lines"] | {"$defs": _OUTPUT["$defs"]}]
 _RESULTS = [
     {"index": n, "id": None, "batch": "0" * 16, "status": "succeeded", "usage": usage}
     for n, usage in enumerate(
@@ -120,6 +160,20 @@ def _read_spec(data: Any) -> None:
     _use_spec(parse_spec(data))
 
 
+def _read_output_schema(schema: Any) -> None:
+    """One that was taken can be made into a grammar, or is refused by who makes it; at once."""
+    changes = {"output": {"schema": schema}, "generation": {}, "samples": []}
+    spec = parse_spec(SPECS[0] | changes)
+    _use_spec(spec)
+    taken = spec.output.json_schema
+    if taken is None:
+        return
+    Draft202012Validator.check_schema(for_grammar(taken))
+    Draft202012Validator(without_costly(taken)).is_valid({"label": "a"})
+    grammar = LLMatcher.grammar_from_json_schema(schema_text(for_grammar(taken)))
+    LLMatcher.validate_grammar(grammar)
+
+
 def _use_spec(spec: TemplateSpec) -> None:
     """A spec that was taken must be good for all that is done with one."""
     list(lint_spec(spec))
@@ -140,34 +194,52 @@ def _check(address: str, variables: Any, _key: str | None) -> None:
     _CHECKER.check(_VERSION, variables)
 
 
-def _run_batch(content: bytes) -> str:
+def _run_batch(content: bytes, format_: Format = OWN) -> str:
     """Bad lines are outcomes and no errors; what a line came to must be fit for a file."""
     ends = set()
 
     def read() -> None:
         lines = lines_of(io.BytesIO(content), max_bytes=_MAX_LINE)
-        batch_name(io.BytesIO(content), template=None, use_cache=True, run="")
-        output = Output(io.BytesIO(), "0" * 16)
-        for line in read_lines(lines, template="acme/triage", check=_check, max_bytes=_MAX_LINE):
+        batch_name(io.BytesIO(content), template=None, use_cache=True, run="", format_=format_)
+        file = io.BytesIO()
+        output = Output(file, "0" * 16, format_)
+        for line in read_lines(
+            lines,
+            template="acme/triage",
+            check=_check,
+            max_bytes=_MAX_LINE,
+            format_=format_,
+            only_variable=lambda _: "ticket",
+        ):
             if isinstance(line, BadLine):
                 check_shown(line.error)
                 json_line(line.to_dict())
                 ends.add(line.error.code)
-                output.write(line.index, line.id, {"status": "bad", "error": line.error.to_dict()})
+                output.refuse(line)
             else:
                 ends.add("ok")
-                json_line({"id": line.id})
-                output.write(line.index, line.id, {"status": "succeeded"})
+                output.write(line, _RESULT)
+        again = Output(io.BytesIO(file.getvalue()), "0" * 16, format_)
+        if again.indexes != output.indexes:
+            raise Found("a line that was written and is not found again")
 
     judged(read)
     return "+".join(sorted(ends)) or "empty"
 
 
-def _reopen(content: bytes) -> None:
+def _run_openai(content: bytes) -> str:
+    return _run_batch(content, OPENAI)
+
+
+def _reopen(content: bytes, format_: Format = OWN) -> None:
     file = io.BytesIO(content)
-    output = Output(file, "0" * 16)
-    output.write(10**6, None, {"status": "succeeded"})
-    Output(io.BytesIO(file.getvalue()), "0" * 16)  # what was accepted can be gone on with
+    output = Output(file, "0" * 16, format_)
+    output.write(BatchLine(index=10**6, id="x", template="acme/triage", variables={}), _RESULT)
+    Output(io.BytesIO(file.getvalue()), "0" * 16, format_)  # what was accepted can be gone on with
+
+
+def _reopen_openai(content: bytes) -> None:
+    _reopen(content, OPENAI)
 
 
 def _unpack(data: bytes) -> None:
@@ -305,6 +377,27 @@ def targets() -> tuple[Target, ...]:
             inputs=st.lists(edited_json(_TRACE), max_size=5).map(b"\n".join),
             run=lambda data: judged(lambda: _simulate(data)),
             short=100,
+        ),
+        Target(
+            name="batch-openai",
+            about="files of jobs in the lines of OpenAI's Batch API",
+            inputs=st.lists(edited_json(_OPENAI), max_size=4).map(b"\n".join),
+            run=_run_openai,
+            short=150,
+        ),
+        Target(
+            name="batch-openai-output",
+            about="such files of results to go on with",
+            inputs=st.lists(edited_json(_OPENAI_RESULTS), max_size=4).map(b"\n".join),
+            run=lambda data: judged(lambda: _reopen_openai(data)),
+            short=150,
+        ),
+        Target(
+            name="output-schema",
+            about="templates whose output.schema has other values in each place",
+            inputs=edited_plain([*_OUTPUTS]),
+            run=lambda schema: judged(lambda: _read_output_schema(schema)),
+            short=150,
         ),
         Target(
             name="variables",

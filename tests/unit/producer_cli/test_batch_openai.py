@@ -168,9 +168,9 @@ _VARIABLES = {"prompt": {"variables": {"ticket": "planted"}}}
     ids=[
         "no id", "a number for an id", "a long id", "another url", "another method",
         "another field", "no body", "temperature", "n", "stream", "tools", "no address",
-        "no template", "no variables", "not its variables", "two templates", "a version of another kind",
-        "a field of the prompt", "messages and variables", "a system message", "too many variables",
-        "an image", "a user of another kind",
+        "no template", "no variables", "not its variables", "two templates",
+        "a version of another kind", "a field of the prompt", "messages and variables",
+        "a system message", "too many variables", "an image", "a user of another kind",
     ],
 )  # fmt: skip
 def test_what_is_not_obeyed_is_refused(line: Any, problem: str) -> None:
