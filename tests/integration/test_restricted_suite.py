@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Each call of the store and the registry, catalog, janitor and presence, a producer against a Redis
-# that goes away, and two real worker processes.
+# that goes away, one in an event loop, a stream, and two real worker processes.
 PART = (
     "test_records.py",
     "test_outcomes.py",
@@ -27,6 +27,8 @@ PART = (
     "test_janitor.py",
     "test_presence.py",
     "test_producer.py",
+    "test_async_producer.py::test_jobs_are_submitted_rung_for_and_answered",
+    "cases/test_streaming.py::test_pieces_come_while_the_job_runs_and_come_to_its_text",
     "cases/test_rollouts_at_work.py::test_a_good_version_takes_over_by_itself",
     "test_worker.py::test_sixty_jobs_over_two_workers_and_three_templates",
 )
