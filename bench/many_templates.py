@@ -156,7 +156,7 @@ class Side:
         """Of one worker."""
         import psutil
 
-        sizes = [psutil.Process(worker.pid).memory_info().rss for worker in self.workers]
+        sizes = [int(psutil.Process(worker.pid).memory_info().rss) for worker in self.workers]
         return sum(sizes) / len(sizes)
 
     def _cpu_s(self) -> tuple[float, float]:

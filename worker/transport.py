@@ -77,6 +77,10 @@ class _Tolerant:
     QoS = QoS
     # Which queues to prefer. kombu makes the channels, so it stands with the class; see `install`.
     warm: ClassVar[Callable[[], AbstractSet[str]]] = frozenset
+    # What kombu's channels have.
+    client: Any
+    brpop_timeout: float
+    global_keyprefix: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._consumed: list[str] | None = None  # as they are consumed now; None: not known
