@@ -17,7 +17,7 @@ from bench.schemas import SCHEMAS
 from contract.model_folder import ModelFolder
 from templates.output_schema import check_output_schema, without_costly
 from templates.tokenizer import TemplateTokenizer
-from tests.support.made_tokenizers import made
+from tests.support.made_tokenizers import byte_level, control, made
 from worker import grammars as module
 from worker.engine.base import GrammarFailed
 from worker.engine.masks import forbid
@@ -80,7 +80,8 @@ def test_control_tokens_are_never_allowed_and_an_end_only_when_whole(grammars: G
 
 def test_added_tokens_that_are_not_special_stay_out_too() -> None:
     """`<think>` spells text that a string may hold, and is a control token all the same."""
-    tokenizer = made("byte-level")
+    tokens = [control("<s>"), control("</s>"), control("<think>", special=False)]
+    tokenizer = TemplateTokenizer(json.loads(byte_level(tokens=tokens).to_str()))
     grammar = Grammars(tokenizer, tokenizer_digest="made", eos_ids=(2,)).get(
         {"type": "string", "maxLength": 50}
     )
