@@ -397,6 +397,7 @@ def fit_result(result: Result, size: int, limit: int) -> Result:
         status=JobState.FAILED,
         text="",
         choice=None,
+        data=None,
         probabilities={},
         token_ids=(),
         finish_reason="error",

@@ -123,7 +123,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSight:
-    """One job. Without `with_text` its variables and answer were not even read."""
+    """One job. Without `with_text` its variables were not read, and its answer is not shown."""
 
     at: float
     view: JobView

@@ -56,7 +56,7 @@ class JobRunner:
         shadow: Callable[[Job], None] = lambda _job: None,
         watcher: Watcher | None = None,
         streams: AnswerStreams | None = None,
-        used: Callable[[VersionRef], None] = lambda _ref: None,  # told of each that had a job
+        used: Callable[[VersionRef], None] = lambda _ref: None,  # told of each that answered a job
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._watcher = watcher or Watcher()
@@ -127,7 +127,9 @@ class JobRunner:
         self._watcher.attempt_ended("ended")
         self._watcher.attempt_answered(claim.job, committed)
         self._watcher.job_finished(committed)
-        self._used(claim.job.ref)
+        if committed.status is JobState.SUCCEEDED:
+            # The record, which a tenant writes, named a version that there is.
+            self._used(committed.ref)
         self._note_commit(job_id, fence, commit_s)
         self._offer_shadow(claim.job, committed)
         return committed

@@ -208,11 +208,14 @@ class WorkerService:
             thread.stop()
         self.leases.stop()
         self.streams.stop()
-        try:
-            self.used.flush()
-            self.presence.stop()
-        except PrefillqError as error:
-            log.warning("presence_not_removed", error=str(error))
+        for end, failed in (
+            (self.presence.stop, "presence_not_removed"),
+            (self.used.flush, "used_versions_not_written"),
+        ):
+            try:
+                end()
+            except PrefillqError as error:
+                log.warning(failed, error=str(error))
         if self.exporter:
             self.exporter.close()
         if self.traces:

@@ -34,7 +34,7 @@ class UsedVersions:
         self._lock = threading.Lock()
 
     def note(self, ref: VersionRef) -> None:
-        """A job of this version has ended here."""
+        """A job of this version was answered here."""
         with self._lock:
             self._new.add(str(ref))
 

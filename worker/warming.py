@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from contract.errors import RedisRefused
+from contract.errors import RedisRefused, RedisUnreachable
 from contract.ids import TemplateAddress
 from contract.logs import get_logger
 from templates.version import PublishedVersion
@@ -80,7 +80,9 @@ class Warming:
     def _used(self, served: set[tuple[str, str]]) -> Iterable[PublishedVersion]:
         try:
             recent = self._recent()
-        except RedisRefused as error:  # users that were made by an older release may not read it
+        except (RedisRefused, RedisUnreachable) as error:
+            # Users that were made by an older release may not read it; and a worker that cannot
+            # know what to warm can do its jobs.
             log.warning("used_versions_not_read", error=str(error))
             return
         for address in recent:

@@ -97,11 +97,12 @@ def test_only_ends_can_be_committed(rig: Rig) -> None:
 def test_a_result_over_the_limit_becomes_a_failure_that_says_so(rig: Rig) -> None:
     """Case Q19: an oversized result ends the job as failed, with size and limit named."""
     claim = rig.claim(rig.submit())
-    assert rig.store.commit(answer(claim, text="x" * 5000), claim.job.fence)
+    large = answer(claim, text="x" * 5000, data={"long": "x" * 5000})
+    assert rig.store.commit(large, claim.job.fence)
     view = rig.store.get(claim.job.id)
     assert view.state is JobState.FAILED
     assert view.result is not None
-    assert view.result.text == ""
+    assert (view.result.text, view.result.data) == ("", None)
     assert view.result.error is not None
     assert view.result.error.code == "result_too_large"
     assert "4096" in view.result.error.message

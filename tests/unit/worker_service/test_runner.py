@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import CapturingLogger
 
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
-from contract.types import CacheState, JobState
+from contract.types import CacheState, JobState, VersionRef
 from templates.compiled import CompiledTemplate
 from worker.engine.base import GenerationRequest, NonFiniteLogits
 from worker.engine.fake import FakeEngine
@@ -56,6 +56,18 @@ def test_unknown_job_is_refused_without_asking_the_engine(make_stack: Any) -> No
     stack = make_stack()
     assert stack.runner.run("acme." + "0" * 32) is None
     assert not stack.engine.requests
+
+
+def test_only_versions_that_answered_are_told_as_used(make_stack: Any) -> None:
+    """What a record says of its version is its tenant's word, until the version was found."""
+    used: list[VersionRef] = []
+    stack = make_stack(used=used.append)
+    made_up = replace(stack.version.ref, template="x" * 64, version=99, digest="0" * 64)
+    stack.versions[made_up.digest] = replace(stack.version, model_digest="f" * 64)
+    stack.runner.run(stack.submit(version=replace(stack.version, ref=made_up)))
+    assert used == []
+    stack.runner.run(stack.submit())
+    assert used == [stack.version.ref]
 
 
 def test_job_past_its_deadline_is_expired_and_generates_nothing(make_stack: Any) -> None:
