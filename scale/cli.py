@@ -186,11 +186,11 @@ def scale(
     with connect(settings) as client:
         if keda:
             from scale.keda import Cluster, scaled_objects, to_yaml
-            from scale.names import named
+            from scale.names import Names
             from templates.reading import RegistryReader
 
             cluster = Cluster(endpoint=endpoint, deployment=deployment, namespace=namespace)
-            found = named(RegistryReader(client, settings), targets)
+            found = Names(RegistryReader(client, settings)).named(targets)
             objects = scaled_objects(found, goal, cluster)
             if as_json:
                 emit_json(objects)

@@ -11,7 +11,7 @@ from typing import Any
 from contract import keys
 from contract.calls import Server, ask, command
 from contract.codec import unpack
-from contract.errors import NotFound
+from contract.errors import CodecError, NotFound, PrefillqError, RedisUnreachable
 from contract.ids import TemplateAddress
 from contract.logs import get_logger
 from contract.redis_client import text
@@ -90,6 +90,35 @@ class VersionLookup:
         version = _read_version(ref, data)
         self._keep(version, len(data))
         return version
+
+    async def get_each(
+        self, refs: Sequence[VersionRef]
+    ) -> dict[VersionRef, PublishedVersion | PrefillqError]:
+        """See `templates.reading.RegistryReader.get_each`."""
+        found: dict[VersionRef, PublishedVersion | PrefillqError] = {}
+        with self._lock:
+            for ref in refs:
+                if kept := self._kept.get(ref):
+                    self._kept.move_to_end(ref)
+                    found[ref] = kept[0]
+        missing = [ref for ref in refs if ref not in found]
+        replies = await self._server.ask_each(
+            [command("GET", keys.version(ref.tenant, ref.template, ref.digest)) for ref in missing]
+        )
+        for ref, data in zip(missing, replies, strict=True):
+            if isinstance(data, RedisUnreachable):
+                raise data
+            if isinstance(data, PrefillqError):
+                found[ref] = data
+                continue
+            try:
+                version = _read_version(ref, data)
+            except (NotFound, CodecError) as error:
+                found[ref] = error
+            else:
+                found[ref] = version
+                self._keep(version, len(data))
+        return found
 
     async def not_found(self, address: TemplateAddress) -> NotFound:
         """The error for an address of nothing, which names what there is."""
