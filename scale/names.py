@@ -13,6 +13,7 @@ from contract.logs import get_logger
 from contract.types import VersionRef
 from templates.reading import RegistryReader
 from templates.standing import Standing, Template
+from templates.version import VersionKind
 
 log = get_logger(__name__)
 
@@ -36,21 +37,12 @@ class Named:
         return Asked(tenant=self.tenant, template=self.template, models=tuple(sorted(self.models)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """What is once learned of a version, which never changes."""
-
-    model: str  # its name
-    model_digest: str  # 12 hex digits
-    has_prefix: bool
-
-
 class Names:
     """Looks names up, in few round trips however many there are. Safe to share between threads."""
 
     def __init__(self, registry: RegistryReader) -> None:
         self._registry = registry
-        self._kinds: dict[VersionRef, _Kind] = {}  # replaced as a whole: threads share it
+        self._kinds: dict[VersionRef, VersionKind] = {}  # never changes; replaced as a whole
 
     def named(self, targets: Sequence[str]) -> list[Named]:
         """What `TENANT` and `TENANT/TEMPLATE` name; without any, all that this user may see.
@@ -83,21 +75,17 @@ class Names:
 
     def _read_kinds(
         self, refs: Sequence[VersionRef]
-    ) -> tuple[dict[VersionRef, _Kind], dict[VersionRef, PrefillqError]]:
+    ) -> tuple[dict[VersionRef, VersionKind], dict[VersionRef, PrefillqError]]:
         """Of each version what it is, or why that cannot be read."""
         known = self._kinds
         kinds = {ref: known[ref] for ref in refs if ref in known}
         failed: dict[VersionRef, PrefillqError] = {}
         for some in groups([ref for ref in refs if ref not in known]):
-            for ref, version in self._registry.get_each(some).items():
-                if isinstance(version, PrefillqError):
-                    failed[ref] = version
-                    continue
-                kinds[ref] = _Kind(
-                    model=version.spec.model,
-                    model_digest=version.model_digest[:MODEL_DIGITS],
-                    has_prefix=bool(version.compiled.prefix_ids),
-                )
+            for ref, kind in self._registry.kinds(some).items():
+                if isinstance(kind, PrefillqError):
+                    failed[ref] = kind
+                else:
+                    kinds[ref] = kind
         return kinds, failed
 
     def _leave_out(self, template: Template, error: PrefillqError, targets: Sequence[str]) -> None:
@@ -137,15 +125,18 @@ def _used(standing: Standing) -> list[VersionRef]:
     ]
 
 
-def _named(template: Template, standing: Standing, kinds: Mapping[VersionRef, _Kind]) -> Named:
+def _named(
+    template: Template, standing: Standing, kinds: Mapping[VersionRef, VersionKind]
+) -> Named:
     models: dict[str, str] = {}
     labelled: dict[str, dict[int, tuple[str, bool]]] = {}
     numbers = set(standing.labels.values())
     for ref in _used(standing):
         kind = kinds[ref]
+        digits = kind.model_digest[:MODEL_DIGITS]
         if ref.version not in standing.retired:
-            models[kind.model_digest] = kind.model
+            models[digits] = kind.model
         if ref.version in numbers:
-            labelled.setdefault(kind.model_digest, {})[ref.version] = (ref.digest, kind.has_prefix)
+            labelled.setdefault(digits, {})[ref.version] = (ref.digest, kind.has_prefix)
     tenant, name = template
     return Named(tenant=tenant, template=name, models=models, labelled=labelled)

@@ -33,7 +33,7 @@ from templates.stored import (
     read_revision,
 )
 from templates.target import Target
-from templates.version import PublishedVersion
+from templates.version import PublishedVersion, VersionKind
 
 log = get_logger(__name__)
 
@@ -102,14 +102,12 @@ class RegistryReader:
         """A version, from this process if it was read before. Raises NotFound."""
         return run_now(self._lookup.get(ref))
 
-    def get_each(
-        self, refs: Sequence[VersionRef]
-    ) -> dict[VersionRef, PublishedVersion | PrefillqError]:
-        """As `get` of each, in few round trips; one that cannot be read is why.
+    def kinds(self, refs: Sequence[VersionRef]) -> dict[VersionRef, VersionKind | PrefillqError]:
+        """What each is, in few round trips, or why it cannot be read. Raises RedisUnreachable.
 
-        Raises RedisUnreachable. All are in memory at once: ask for a few hundred at a time.
+        All their texts are in memory at once: ask for a few hundred at a time.
         """
-        return run_now(self._lookup.get_each(refs))
+        return run_now(self._lookup.kinds(refs))
 
     def template_names(self, tenant: str | None = None) -> list[Template]:
         """Of a tenant, or of every tenant that this user may see: tenants and names, sorted.
