@@ -31,6 +31,9 @@ from contract.settings import Settings
 from local.redis_server import EmbeddedRedis
 from local.workers import WorkerProcess
 from producer.client import Producer
+from scale.formula import Goal
+from scale.rows import Assumed
+from scale.watching import Watcher
 from templates.compile import compile_template
 from templates.registry import Registry
 from templates.tokenizer import TemplateTokenizer
@@ -38,6 +41,7 @@ from worker.options import DEFAULT_MODEL
 
 _WAIT_S = 600.0
 _IDLE_S = 5.0
+_LOOKS = 10  # of `prefillq scale`, each round; each kind
 
 
 class Side:
@@ -57,6 +61,9 @@ class Side:
         self.claim_s: list[list[float]] = []
         self.jobs_per_s: list[float] = []
         self.picked_up_s: list[float] = []
+        self.first_look_s = 0.0
+        self.look_s: list[list[float]] = []
+        self.look_at_one_s: list[list[float]] = []
         self._asked = 0
 
     def __enter__(self) -> Self:
@@ -76,6 +83,7 @@ class Side:
         self.redis_bytes = (self.used_memory() - before) / self.templates
         self.addresses = [f"t{n % self._tenants}/triage-{n}" for n in range(self.templates)]
         self._producer = enter(Producer(self._settings))
+        self._watcher = Watcher(self.client, self._settings, assumed=Assumed())
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -137,6 +145,21 @@ class Side:
         self._publish(*address)
         result = self._producer.submit("/".join(address), self._ticket).result(timeout=_WAIT_S)
         self.picked_up_s.append(result.timings.queue_s)
+
+    def look(self) -> None:
+        """Looks of `prefillq scale` at all templates, then at one by its name.
+
+        The first of all reads every version; later ones, of `--watch` and `--serve`, know them.
+        """
+        if not self.first_look_s:
+            self.first_look_s = self._look()
+        self.look_s.append([self._look() for _ in range(_LOOKS)])
+        self.look_at_one_s.append([self._look(self._next()) for _ in range(_LOOKS)])
+
+    def _look(self, *targets: str) -> float:
+        started = time.perf_counter()
+        self._watcher.look(targets, Goal(wait_s=10.0))
+        return time.perf_counter() - started
 
     def idle(self) -> tuple[float, float]:
         """Milliseconds of CPU in a second that a worker and Redis take when there is no job."""
@@ -234,6 +257,7 @@ def main(
                 side.resume()
                 time.sleep(1)
                 side.round(jobs)
+                side.look()
                 side.pick_up(number)
                 side.pause()
         more = sides[1].templates - sides[0].templates
@@ -242,13 +266,19 @@ def main(
             "claim_ms": [1000 * _median(side.claim_s) for side in sides],
             "seconds_per_job_of_many": [1 / median(side.jobs_per_s) for side in sides],
             "picked_up_s": [median(side.picked_up_s) for side in sides],
+            "scale_first_look_ms": [1000 * side.first_look_s for side in sides],
+            "scale_look_ms": [1000 * _median(side.look_s) for side in sides],
+            "scale_look_at_one_ms": [1000 * _median(side.look_at_one_s) for side in sides],
             "ready_s": ready,
             "idle_worker_cpu_ms_per_s": [worker for worker, _ in idle],
             "idle_redis_cpu_ms_per_s": [redis for _, redis in idle],
         }
         ratios = {
             name: found[name][1] / found[name][0]
-            for name in ("submit_ms", "claim_ms", "seconds_per_job_of_many", "picked_up_s")
+            for name in (
+                *("submit_ms", "claim_ms", "seconds_per_job_of_many", "picked_up_s"),
+                *("scale_look_ms", "scale_look_at_one_ms"),
+            )
         }
         found |= {
             "ratios": ratios,

@@ -9,6 +9,7 @@ reader, and dates come back as something else.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -95,9 +96,21 @@ def pack(value: object, *, path: str = "$") -> bytes:
 
 def unpack(data: bytes) -> Any:
     """Decode what `pack` wrote. Raises CodecError on anything else."""
+    return _unpack(data, check_plain)  # msgpack knows more than our messages do
+
+
+def unpack_unchecked(data: bytes) -> Any:
+    """As `unpack`, many times as fast, for who takes a few values and checks those alone.
+
+    The others may be what msgpack knows and our messages do not: dates, bytes and extensions.
+    """
+    return _unpack(data, lambda _: None)
+
+
+def _unpack(data: bytes, check: Callable[[object], None]) -> Any:
     try:
         value = msgpack.unpackb(data, raw=False, strict_map_key=True)
-        check_plain(value)  # msgpack knows dates, bytes and extensions; our messages do not
+        check(value)
     except (ValueError, msgpack.UnpackException, RecursionError, InvalidInput) as error:
         raise CodecError(
             "these bytes are not a msgpack message of ours",

@@ -87,9 +87,13 @@ _MAX_REPLICAS = 100_000
 @option(
     "--deployment",
     metavar="NAME",
-    default="prefillq-worker",
-    show_default=True,
-    help="For --keda: the workers' Deployment.",
+    help="For --keda: the workers' Deployment, with {tenant}, {template} and {model} for those of "
+    "the object; default: prefillq-worker-{tenant}-{template}, or prefillq-worker for --per-model.",
+)
+@option(
+    "--per-model",
+    is_flag=True,
+    help="For --keda: an object for each model, for workers that serve all of its templates.",
 )
 @option("--namespace", metavar="NAME", help="For --keda: of the Deployment.")
 @option(
@@ -139,7 +143,8 @@ def scale(
     serve: tuple[str, int] | None,
     keda: bool,
     endpoint: str,
-    deployment: str,
+    deployment: str | None,
+    per_model: bool,
     namespace: str | None,
     simulate: tuple[str, ...],
     workers: tuple[int, ...],
@@ -160,6 +165,8 @@ def scale(
     """
     if sum((watch, serve is not None, keda, bool(simulate))) > 1:
         raise click.UsageError("--watch, --serve, --keda and --simulate exclude each other.")
+    if per_model and (targets or not keda):
+        raise click.UsageError("--per-model is for --keda, of all templates: name none.")
     if minimum > maximum:
         raise click.UsageError("--min must not be more than --max.")
     goal = Goal(wait_s=target_wait, minimum=minimum, maximum=maximum)
@@ -185,13 +192,21 @@ def scale(
     settings: Settings = ctx.obj
     with connect(settings) as client:
         if keda:
-            from scale.keda import Cluster, scaled_objects, to_yaml
-            from scale.names import named
+            from scale.keda import (
+                FOR_MODEL,
+                FOR_TEMPLATE,
+                Cluster,
+                model_objects,
+                scaled_objects,
+                to_yaml,
+            )
+            from scale.names import Names
             from templates.reading import RegistryReader
 
+            deployment = deployment or (FOR_MODEL if per_model else FOR_TEMPLATE)
             cluster = Cluster(endpoint=endpoint, deployment=deployment, namespace=namespace)
-            found = named(RegistryReader(client, settings), targets)
-            objects = scaled_objects(found, goal, cluster)
+            found = Names(RegistryReader(client, settings)).named(targets)
+            objects = (model_objects if per_model else scaled_objects)(found, goal, cluster)
             if as_json:
                 emit_json(objects)
             else:

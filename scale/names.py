@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from contract.errors import CodecError, InvalidInput, NotFound, RedisRefused
+from contract.calls import groups
+from contract.errors import InvalidInput, NotFound, PrefillqError
 from contract.ids import check_name, parse_address
 from contract.load import MODEL_DIGITS, Asked
 from contract.logs import get_logger
+from contract.types import VersionRef
 from templates.reading import RegistryReader
+from templates.standing import Standing, Template
+from templates.version import VersionKind
 
 log = get_logger(__name__)
 
@@ -33,28 +37,65 @@ class Named:
         return Asked(tenant=self.tenant, template=self.template, models=tuple(sorted(self.models)))
 
 
-def named(registry: RegistryReader, targets: Sequence[str]) -> list[Named]:
-    """What `TENANT` and `TENANT/TEMPLATE` name; without any, all that this user may see.
+class Names:
+    """Looks names up, in few round trips however many there are. Safe to share between threads."""
 
-    Sorted. Raises InvalidInput for what is no name, NotFound for what is not there.
-    """
-    found: dict[str, tuple[str, str]] = {}
-    for target in targets or ("",):
-        for tenant, name in _addresses(registry, target):
-            found[f"{tenant}/{name}"] = (tenant, name)
-    all_named = []
-    for _, (tenant, name) in sorted(found.items()):
-        try:
-            all_named.append(_named(registry, tenant, name))
-        except (RedisRefused, CodecError, NotFound) as error:
+    def __init__(self, registry: RegistryReader) -> None:
+        self._registry = registry
+        self._kinds: dict[VersionRef, VersionKind] = {}  # never changes; replaced as a whole
+
+    def named(self, targets: Sequence[str]) -> list[Named]:
+        """What `TENANT` and `TENANT/TEMPLATE` name; without any, all that this user may see.
+
+        Sorted. Raises InvalidInput for what is no name, NotFound for what is not there.
+        """
+        wanted = {t for target in targets or ("",) for t in _addresses(self._registry, target)}
+        templates = sorted(wanted)
+        standings: dict[Template, Standing] = {}
+        for template, read in zip(templates, self._registry.standings(templates), strict=True):
             # A tenant's admin can write its keys: one that cannot be read hides no other.
-            if targets:
-                raise
-            log.warning("template_not_read", template=f"{tenant}/{name}", error=str(error))
-    return all_named
+            if read.damage is not None:
+                self._leave_out(template, read.damage, targets)
+            elif read.standing is not None:
+                standings[template] = read.standing
+        kinds, failed = self._read_kinds([r for one in standings.values() for r in _used(one)])
+        found = []
+        for template, standing in standings.items():
+            wrong = next((failed[ref] for ref in _used(standing) if ref in failed), None)
+            if wrong is not None:
+                self._leave_out(template, wrong, targets)
+                continue
+            if targets and not standing.refs:
+                self._registry.check_known(*template)
+            found.append(_named(template, standing, kinds))
+        if targets:
+            kinds = self._kinds | kinds
+        self._kinds = kinds
+        return found
+
+    def _read_kinds(
+        self, refs: Sequence[VersionRef]
+    ) -> tuple[dict[VersionRef, VersionKind], dict[VersionRef, PrefillqError]]:
+        """Of each version what it is, or why that cannot be read."""
+        known = self._kinds
+        kinds = {ref: known[ref] for ref in refs if ref in known}
+        failed: dict[VersionRef, PrefillqError] = {}
+        for some in groups([ref for ref in refs if ref not in known]):
+            for ref, kind in self._registry.kinds(some).items():
+                if isinstance(kind, PrefillqError):
+                    failed[ref] = kind
+                else:
+                    kinds[ref] = kind
+        return kinds, failed
+
+    def _leave_out(self, template: Template, error: PrefillqError, targets: Sequence[str]) -> None:
+        """What was asked for by name is not left out: its error is raised."""
+        if targets:
+            raise error
+        log.warning("template_not_read", template="/".join(template), error=str(error))
 
 
-def _addresses(registry: RegistryReader, target: str) -> list[tuple[str, str]]:
+def _addresses(registry: RegistryReader, target: str) -> list[Template]:
     if "/" in target:
         address = parse_address(target)
         if address.selector is not None:
@@ -64,26 +105,38 @@ def _addresses(registry: RegistryReader, target: str) -> list[tuple[str, str]]:
         return [(address.tenant, address.name)]
     if target:
         check_name("tenant", target)
-    summaries = registry.list_templates(target or None)
-    if target and not summaries:
+    found = registry.template_names(target or None)
+    if target and not found:
         raise NotFound(
             "no templates of this tenant",
             given=target,
             remedy="See 'prefillq templates list'.",
         )
-    return [(one.tenant, one.name) for one in summaries]
+    return found
 
 
-def _named(registry: RegistryReader, tenant: str, name: str) -> Named:
+def _used(standing: Standing) -> list[VersionRef]:
+    """Versions that take jobs or that a label names: the others need not be read."""
+    labelled = set(standing.labels.values())
+    return [
+        ref
+        for ref in standing.refs
+        if ref.version not in standing.retired or ref.version in labelled
+    ]
+
+
+def _named(
+    template: Template, standing: Standing, kinds: Mapping[VersionRef, VersionKind]
+) -> Named:
     models: dict[str, str] = {}
     labelled: dict[str, dict[int, tuple[str, bool]]] = {}
-    for version in registry.versions(tenant, name):
-        model = version.model_digest[:MODEL_DIGITS]
-        if not version.retired:
-            models[model] = version.model
-        if version.labels:
-            labelled.setdefault(model, {})[version.ref.version] = (
-                version.ref.digest,
-                version.prefix_tokens > 0,
-            )
+    numbers = set(standing.labels.values())
+    for ref in _used(standing):
+        kind = kinds[ref]
+        digits = kind.model_digest[:MODEL_DIGITS]
+        if ref.version not in standing.retired:
+            models[digits] = kind.model
+        if ref.version in numbers:
+            labelled.setdefault(digits, {})[ref.version] = (ref.digest, kind.has_prefix)
+    tenant, name = template
     return Named(tenant=tenant, template=name, models=models, labelled=labelled)

@@ -10,7 +10,7 @@ from contract.load import LoadReader
 from contract.redis_client import Client
 from contract.settings import Settings
 from scale.formula import Goal
-from scale.names import named
+from scale.names import Names
 from scale.rows import Assumed, Row, model_rows, rows_of
 from templates.reading import RegistryReader
 
@@ -45,13 +45,13 @@ class Watcher:
     """Looks at Redis each time it is asked. Safe to share between threads."""
 
     def __init__(self, client: Client, settings: Settings, *, assumed: Assumed) -> None:
-        self._registry = RegistryReader(client, settings)
+        self._names = Names(RegistryReader(client, settings))
         self._reader = LoadReader(client, settings)
         self._assumed = assumed
 
     def look(self, targets: Sequence[str], goal: Goal, *, window_s: float = WINDOW_S) -> Seen:
-        """Raises what `named` raises, RedisUnreachable and RedisRefused."""
-        found = named(self._registry, targets)
+        """Raises what `Names.named` raises, RedisUnreachable and RedisRefused."""
+        found = self._names.named(targets)
         sight = self._reader.look((one.asked for one in found), window_s=window_s)
         return Seen(
             now=sight.now,

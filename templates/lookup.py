@@ -6,12 +6,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
 
 from contract import keys
 from contract.calls import Server, ask, command
 from contract.codec import unpack
-from contract.errors import NotFound
+from contract.errors import CodecError, NotFound, PrefillqError, RedisRefused
 from contract.ids import TemplateAddress
 from contract.logs import get_logger
 from contract.redis_client import text
@@ -19,7 +18,7 @@ from contract.types import VersionRef
 from templates.rollouts.plain import parse_text
 from templates.stored import labelled_number, read_names, read_revision, version_number
 from templates.target import Target
-from templates.version import PublishedVersion
+from templates.version import PublishedVersion, VersionKind
 
 log = get_logger(__name__)
 
@@ -90,6 +89,23 @@ class VersionLookup:
         version = _read_version(ref, data)
         self._keep(version, len(data))
         return version
+
+    async def kinds(
+        self, refs: Sequence[VersionRef]
+    ) -> dict[VersionRef, VersionKind | PrefillqError]:
+        """See `templates.reading.RegistryReader.kinds`."""
+        replies = await self._server.ask_each(
+            [command("GET", keys.version(ref.tenant, ref.template, ref.digest)) for ref in refs]
+        )
+        found: dict[VersionRef, VersionKind | PrefillqError] = {}
+        for ref, data in zip(refs, replies, strict=True):
+            try:
+                if isinstance(data, PrefillqError):
+                    raise data
+                found[ref] = VersionKind.read(ref, _present(ref, data))
+            except (NotFound, CodecError, RedisRefused) as error:
+                found[ref] = error
+        return found
 
     async def not_found(self, address: TemplateAddress) -> NotFound:
         """The error for an address of nothing, which names what there is."""
@@ -189,14 +205,18 @@ def readable_labels(tenant: str, name: str, found: Mapping[bytes, bytes]) -> dic
     return {label: number for label, number in labels.items() if number is not None}
 
 
-def _read_version(ref: VersionRef, data: Any) -> PublishedVersion:
+def _present(ref: VersionRef, data: bytes | None) -> bytes:
     if data is None:
         raise NotFound(
             f"{ref} is not in this Redis",
             given=f"digest {ref.digest[:12]}",
             remedy="Publish the template again: the same content gives the same digest.",
         )
-    version = PublishedVersion.from_plain(unpack(data))
+    return data
+
+
+def _read_version(ref: VersionRef, data: bytes | None) -> PublishedVersion:
+    version = PublishedVersion.from_plain(unpack(_present(ref, data)))
     if version.ref != ref:
         # A digest alone opens nothing: a reference must name the tenant it belongs to.
         raise NotFound(f"{ref} is not in this Redis", given=f"what is stored is {version.ref}")

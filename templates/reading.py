@@ -6,14 +6,14 @@ time and is read anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from contract import keys
 from contract.awaited import run_now
-from contract.calls import BlockingServer
-from contract.errors import CodecError, NotFound
+from contract.calls import BlockingServer, ask, command
+from contract.errors import CodecError, NotFound, PrefillqError, RedisUnreachable
 from contract.ids import TemplateAddress
 from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained, text
@@ -25,6 +25,7 @@ from templates.rollouts.journal import Entry, read_entry
 from templates.rollouts.moves import TemplateState
 from templates.rollouts.plain import parse_text
 from templates.rollouts.rollout import Rollout
+from templates.standing import StandingRead, Template, read_standings
 from templates.stored import (
     read_names,
     read_numbers,
@@ -32,7 +33,7 @@ from templates.stored import (
     read_revision,
 )
 from templates.target import Target
-from templates.version import PublishedVersion
+from templates.version import PublishedVersion, VersionKind
 
 log = get_logger(__name__)
 
@@ -79,7 +80,8 @@ class RegistryReader:
         self._client: Any = client  # redis-py types each reply as a value or an awaitable
         self._settings = settings
         self._user = user_of(settings.redis_url)
-        self._lookup = VersionLookup(BlockingServer(client, settings))
+        self._server = BlockingServer(client, settings)
+        self._lookup = VersionLookup(self._server)
 
     def target(self, address: TemplateAddress) -> Target:
         """The version or versions that new jobs of an address get, and which job gets which.
@@ -100,22 +102,66 @@ class RegistryReader:
         """A version, from this process if it was read before. Raises NotFound."""
         return run_now(self._lookup.get(ref))
 
-    def list_templates(self, tenant: str | None = None) -> list[TemplateSummary]:
-        """All templates of a tenant, or of every tenant that this user may see, by name."""
+    def kinds(self, refs: Sequence[VersionRef]) -> dict[VersionRef, VersionKind | PrefillqError]:
+        """What each is, in few round trips, or why it cannot be read. Raises RedisUnreachable.
+
+        All their texts are in memory at once: ask for a few hundred at a time.
+        """
+        return run_now(self._lookup.kinds(refs))
+
+    def template_names(self, tenant: str | None = None) -> list[Template]:
+        """Of a tenant, or of every tenant that this user may see: tenants and names, sorted.
+
+        In few round trips. Of all tenants, one whose keys are damaged is logged and left out.
+        """
         if tenant is None and self._user is not None:
             tenant = self._user.tenant
-        with errors_explained(self._settings):
-            tenants = [tenant] if tenant else self._names(keys.TENANTS)
-            found = [(t, name) for t in tenants for name in self._names(keys.templates(t))]
-            return [
-                TemplateSummary(
-                    tenant=t,
-                    name=name,
-                    latest=self._count(t, name),
-                    labels=self.labels(t, name),
-                )
-                for t, name in found
-            ]
+        if tenant is None:
+            with errors_explained(self._settings):
+                tenants = self._names(keys.TENANTS)
+        else:
+            tenants = [tenant]
+        replies = run_now(
+            self._server.ask_each([command("SMEMBERS", keys.templates(t)) for t in tenants])
+        )
+        refused = [reply for reply in replies if isinstance(reply, PrefillqError)]
+        for error in refused:
+            if len(refused) == len(replies) or isinstance(error, RedisUnreachable):
+                raise error
+        found = []
+        for t, reply in zip(tenants, replies, strict=True):
+            if isinstance(reply, PrefillqError):
+                log.warning("tenant_not_read", tenant=t, error=str(reply)[:200])
+            else:
+                found += [(t, name) for name in read_names(reply)]
+        return found
+
+    def standings(self, templates: Sequence[Template]) -> list[StandingRead]:
+        """As `templates.standing.read_standings`."""
+        return run_now(read_standings(self._server, templates))
+
+    def list_templates(self, tenant: str | None = None) -> list[TemplateSummary]:
+        """All templates of a tenant, or of every tenant that this user may see, by name."""
+        found = self.template_names(tenant)
+        replies = run_now(
+            ask(
+                self._server,
+                *(
+                    call
+                    for template in found
+                    for call in (
+                        command("HLEN", keys.versions(*template)),
+                        command("HGETALL", keys.labels(*template)),
+                    )
+                ),
+            )
+        )
+        return [
+            TemplateSummary(
+                tenant=t, name=name, latest=latest, labels=readable_labels(t, name, labels)
+            )
+            for (t, name), latest, labels in zip(found, replies[::2], replies[1::2], strict=True)
+        ]
 
     def versions(self, tenant: str, name: str) -> list[VersionSummary]:
         """All versions of a template, oldest first. Raises NotFound for an unknown template."""

@@ -16,10 +16,11 @@ from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
 from contract.types import VersionRef
 from templates.registry import Registry
+from templates.standing import Standing, Template
 from templates.stored import read_names
 from templates.version import PublishedVersion
 from worker.patterns import Patterns, Pin, check_pattern, match
-from worker.standings import Standing, Standings, Template
+from worker.standings import Standings
 
 log = get_logger(__name__)
 

@@ -6,36 +6,25 @@ All revisions are asked for at once, and the rest only of templates that were mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from redis.exceptions import ResponseError
-
 from contract import keys
+from contract.awaited import run_now
+from contract.calls import BlockingServer
+from contract.errors import RedisRefused
 from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
-from contract.types import VersionRef
-from templates.stored import read_names, read_numbers, read_refs, version_number
+from templates.standing import Standing, Template, read_standings
 
 log = get_logger(__name__)
 
 T = TypeVar("T")
-Template = tuple[str, str]  # tenant, name
 
 _AT_ONCE = 256  # templates asked about in one round trip
 # Every look reads one in this many again, moved or not: after a failover that lost a move, another
 # one has the same revision.
 ROUNDS = 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """One template's versions and where they stand, as of one look."""
-
-    refs: tuple[VersionRef, ...]  # oldest first
-    labels: Mapping[str, int] = field(default_factory=dict)  # label -> version number
-    retired: frozenset[int] = frozenset()
 
 
 class Standings:
@@ -44,6 +33,7 @@ class Standings:
     def __init__(self, client: Client, settings: Settings) -> None:
         self._client: Any = client  # redis-py types each reply as a value or an awaitable
         self._settings = settings
+        self._server = BlockingServer(client, settings)
         self._known: dict[Template, tuple[bytes | None, Standing]] = {}
         self._damaged: set[Template] = set()  # logged once, until they can be read
         self._round = 0
@@ -62,8 +52,7 @@ class Standings:
             or self._known[template][0] != revisions[template]
         ]
         # After the revisions: what is read now is of that one, or will be read again.
-        for some in _parts(moved):
-            self._read(some, revisions)
+        self._read(moved, revisions)
         for gone in self._known.keys() - revisions.keys():
             del self._known[gone]
         self._damaged &= revisions.keys()
@@ -80,46 +69,19 @@ class Standings:
     def _read(
         self, templates: Sequence[Template], revisions: Mapping[Template, bytes | None]
     ) -> None:
-        with errors_explained(self._settings):
-            pipe = self._client.pipeline(transaction=False)
-            for template in templates:
-                pipe.hgetall(keys.versions(*template))
-                pipe.hgetall(keys.labels(*template))
-                pipe.hkeys(keys.retired(*template))
-            # A key that its tenant's admin spoilt must not hide the others.
-            replies = pipe.execute(raise_on_error=False)
-        for at, template in enumerate(templates):
-            versions, labels, retired = replies[3 * at : 3 * at + 3]
-            self._note(template, [versions, labels, retired])
-            if isinstance(versions, ResponseError):
-                continue
-            self._known[template] = (
-                revisions[template],
-                Standing(
-                    refs=tuple(read_refs(*template, versions)),
-                    labels={} if isinstance(labels, ResponseError) else _labels(labels),
-                    retired=frozenset(
-                        () if isinstance(retired, ResponseError) else read_numbers(retired)
-                    ),
-                ),
-            )
+        reads = run_now(read_standings(self._server, templates))
+        for template, read in zip(templates, reads, strict=True):
+            self._note(template, read.damage)
+            if read.standing is not None:
+                self._known[template] = (revisions[template], read.standing)
 
-    def _note(self, template: Template, replies: list[object]) -> None:
-        errors = [reply for reply in replies if isinstance(reply, ResponseError)]
-        if not errors:
+    def _note(self, template: Template, damage: RedisRefused | None) -> None:
+        if damage is None:
             self._damaged.discard(template)
         elif template not in self._damaged:
             self._damaged.add(template)
             tenant, name = template
-            log.warning(
-                "template_not_read", tenant=tenant, template=name, error=str(errors[0])[:200]
-            )
-
-
-def _labels(found: Mapping[bytes, bytes]) -> dict[str, int]:
-    """Labels that point to a number; what an admin wrote by hand hides no other."""
-    numbers = {label: version_number(found[label.encode()]) for label in read_names(found)}
-    return {label: number for label, number in numbers.items() if number is not None}
+            log.warning("template_not_read", tenant=tenant, template=name, error=str(damage)[:200])
 
 
 def _parts(items: Sequence[T]) -> Iterator[Sequence[T]]:

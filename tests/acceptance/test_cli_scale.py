@@ -94,6 +94,9 @@ def test_scaled_objects_are_printed(command_line: CommandLine, notes: Path) -> N
     assert (one["kind"], one["spec"]["maxReplicaCount"]) == ("ScaledObject", 7)
     assert one["spec"]["scaleTargetRef"]["name"] == "workers"
     assert command_line.run(*asked, "--json").json == [one]
+    [all_of_it] = command_line.run("scale", "--keda", "--per-model", "--json").json
+    assert all_of_it["spec"]["scaleTargetRef"]["name"] == "prefillq-worker"
+    assert "/models/" in all_of_it["spec"]["triggers"][0]["metadata"]["url"]
 
 
 def test_a_log_is_simulated(away: CommandLine, log: Path) -> None:
@@ -142,6 +145,8 @@ def test_same_seed_same_output(away: CommandLine, tmp_path: Path) -> None:
         ("--serve", "::1:80"),
         ("--serve", "127.0.0.1:99999"),
         ("--watch", "--keda"),
+        ("--per-model",),
+        ("acme", "--keda", "--per-model"),
         ("--simulate", "missing.log"),
         ("--simulate", "worker.txt", "--workers", "0"),
         ("--simulate", "worker.txt", "--workers", "1,many"),

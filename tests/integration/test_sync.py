@@ -237,7 +237,7 @@ def test_a_lost_version_is_told(source: Source, registry: Registry, client: Clie
     source.sync()
     for key in client.keys("pq:acme:template:notes:version:*"):
         client.delete(key)
-    registry._kept.clear()
+    registry._lookup._kept.clear()
     (step,) = source.plan().steps
     assert step.action == "refused"
     assert "Publish the template again" in step.findings[0].remedy

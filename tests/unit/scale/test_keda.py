@@ -12,14 +12,15 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
+from contract.errors import InvalidInput
 from scale.formula import Goal
-from scale.keda import Cluster, scaled_objects, to_yaml
+from scale.keda import FOR_MODEL, Cluster, model_objects, scaled_objects, to_yaml
 from scale.names import Named
 
 ROOT = Path(__file__).parents[3]
 MODEL = "0123456789ab"
 NAMED = Named(tenant="acme", template="triage", models={MODEL: "tiny"})
-CLUSTER = Cluster(endpoint="http://prefillq-scale:9465/", deployment="prefillq-worker")
+CLUSTER = Cluster(endpoint="http://prefillq-scale:9465/")
 
 # Of https://keda.sh/docs/latest/reference/scaledobject-spec (v2.15 and later) and of
 # apis/keda/v1alpha1/scaledobject_types.go: what an object may hold, level by level.
@@ -87,10 +88,55 @@ def test_goal_reaches_both_keda_and_the_endpoint() -> None:
 def test_one_for_each_model() -> None:
     """A Deployment runs one."""
     two = replace(NAMED, models={MODEL: "tiny", "f" * 12: "large"})
-    objects = scaled_objects([two], Goal(wait_s=1.0), CLUSTER)
+    cluster = replace(CLUSTER, deployment="{template}-{model}")
+    objects = scaled_objects([two], Goal(wait_s=1.0), cluster)
     assert len({one["metadata"]["name"] for one in objects}) == 2
     for one in objects:
         check_is_scaled_object(one)
+
+
+def test_workers_stay_while_the_endpoint_does_not_answer() -> None:
+    """More than `replicas` are not cut down to it, and from none there comes one."""
+    fallback = made(goal=Goal(wait_s=10.0, minimum=0, maximum=7))["spec"]["fallback"]
+    assert (fallback["behavior"], fallback["replicas"]) == ("currentReplicasIfHigher", 1)
+    assert made(goal=Goal(wait_s=10.0, minimum=3))["spec"]["fallback"]["replicas"] == 3
+
+
+def test_each_template_has_a_deployment_of_its_own() -> None:
+    """KEDA refuses two ScaledObjects for one."""
+    others = [NAMED, replace(NAMED, template="mail_in"), replace(NAMED, tenant="globex")]
+    objects = scaled_objects(others, Goal(wait_s=1.0), CLUSTER)
+    assert [one["spec"]["scaleTargetRef"]["name"] for one in objects] == [
+        "prefillq-worker-acme-triage",
+        "prefillq-worker-acme-mail-in",
+        "prefillq-worker-globex-triage",
+    ]
+    for pattern in ("workers", "{tenant}", "prefillq-{model}"):
+        with pytest.raises(InvalidInput, match="two ScaledObjects for one Deployment"):
+            scaled_objects(others, Goal(wait_s=1.0), replace(CLUSTER, deployment=pattern))
+
+
+@pytest.mark.parametrize("pattern", ["Workers", "{tenat}", "-x", "x" * 254, ""])
+def test_what_kubernetes_does_not_take_is_no_name(pattern: str) -> None:
+    """Said before kubectl does."""
+    with pytest.raises(InvalidInput, match="no name of a Deployment"):
+        made(deployment=pattern)
+
+
+def test_one_for_all_templates_of_a_model() -> None:
+    """It asks for the sum, and is the only one of its Deployment."""
+    named = [NAMED, replace(NAMED, template="mail", models={MODEL: "tiny", "f" * 12: "large"})]
+    cluster = replace(CLUSTER, deployment=FOR_MODEL)
+    [one] = model_objects(named[:1], Goal(wait_s=2.0, maximum=9), cluster)
+    check_is_scaled_object(one)
+    assert one["spec"]["scaleTargetRef"] == {"name": "prefillq-worker"}
+    metadata = one["spec"]["triggers"][0]["metadata"]
+    assert urlsplit(metadata["url"]).path == f"/models/{MODEL}"
+    assert metadata["valueLocation"] == "desired"
+    with pytest.raises(InvalidInput, match="two ScaledObjects"):
+        model_objects(named, Goal(wait_s=2.0), cluster)
+    each = replace(CLUSTER, deployment="prefillq-worker-{model}")
+    assert len(model_objects(named, Goal(wait_s=2.0), each)) == 2
 
 
 @pytest.mark.parametrize(
@@ -142,5 +188,7 @@ def test_the_service_serves_what_the_objects_ask() -> None:
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     assert port["port"] == container["ports"][0]["containerPort"] == 9465
     assert container["command"] == ["prefillq", "scale", "--serve", "0.0.0.0:9465"]
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
+    assert container["image"] == compose["services"]["worker"]["image"]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()

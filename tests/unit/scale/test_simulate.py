@@ -176,7 +176,7 @@ def test_same_seed_same_outcome() -> None:
 
 
 def test_a_hundred_thousand_jobs_on_ten_thousand_workers() -> None:
-    """Within 30 s, also where all but a few wait at once."""
+    """Within 30 s of processor time, also where all but a few wait at once."""
     draw = random.Random(1)
     works, at = [], 0.0
     for n in range(100_000):
@@ -187,9 +187,9 @@ def test_a_hundred_thousand_jobs_on_ten_thousand_workers() -> None:
     load = replace(
         load_of((0.0, 1.0), slowdown=0.05), works=works, prefix_s={w.version: 3.0 for w in works}
     )
-    started = time.monotonic()
+    started = time.process_time()
     few = run(load, 10, 4, cold_start_s=5.0)
     many = run(load, 10_000, 4, cold_start_s=5.0)
-    assert time.monotonic() - started < 30
+    assert time.process_time() - started < 30
     assert few.jobs == many.jobs == 100_000
     assert many.wait_p95_s < 5.1 < few.wait_p95_s

@@ -1,6 +1,6 @@
 """`prefillq scale --simulate` against two real worker processes.
 
-    python -m bench.simulated [--rounds 5] [--jobs 150] [--utilisation 0.95] [--json]
+    python -m tests.simulated [--rounds 5] [--jobs 150] [--utilisation 0.95] [--json]
 
 From a checkout. The workers are whole ones on an embedded Redis but for the model: their engine
 waits as long as a job's text says. Jobs come at random times that are drawn by the seed; waits are
