@@ -17,7 +17,6 @@ import pytest
 from click.testing import CliRunner
 
 from contract.settings import Settings
-from tests.support.command_line import CommandLine
 from tests.support.tcp import closed_port_url
 from ui import cli
 
@@ -106,14 +105,16 @@ def test_other_machines_only_on_request(settings: Settings) -> None:
     assert "whoever reaches it can read jobs with their variables and answers" in err
 
 
-def test_a_port_that_is_taken(command_line: CommandLine) -> None:
+def test_a_port_that_is_taken(settings: Settings) -> None:
     """Exit status 7, as for a worker's metrics: a line that says what to do, and no traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        ran = command_line.run("ui", "--port", port, "--json")
-    assert (ran.code, ran.err) == (7, "")
-    assert ran.json["error"] == "conflict"
-    assert "Choose another --port" in ran.json["remedy"]
+        with _serving(settings, "--port", port) as (process, line):
+            _, err = process.communicate(timeout=20)
+    assert (process.returncode, line) == (7, "")
+    assert err.startswith("prefillq: the port is taken")
+    assert "Choose another --port" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "300.1.1.1", "x" * 300])
