@@ -64,15 +64,19 @@ class Pages:
         self._reader = reader
         self._show_text = show_text
 
-    def render(self, shown: Shown, *, path: str, query: str, live: bool) -> str:
-        """A whole document. `live` says that it is going to be sent again by itself."""
+    def render(
+        self, shown: Shown, *, path: str, query: str, live: bool, still: bool = False
+    ) -> str:
+        """A whole document. `live` says that it is going to be sent again by itself, `still` that
+        it never is, and that there is no address to ask for it.
+        """
         address = quote(path) + (f"?{query}" if query else "")
         return self._environment.get_template(shown.template).render(
             places=PLACES,
             here=_place(path),
             title=shown.title,
             live=live,
-            live_address=_LIVE + address,
+            live_address=None if still else _LIVE + address,
             away=shown.away,
             scope=self._reader.scope,
             show_text=self._show_text,
@@ -117,7 +121,8 @@ def make_app(
         return endpoint
 
     async def missing(request: Request, _error: Exception) -> Response:
-        html = pages.render(not_found(), path=request.url.path, query="", live=False)
+        path = request.url.path
+        html = pages.render(not_found(), path=path, query="", live=False, still=True)
         return HTMLResponse(html, status_code=404)
 
     async def refused(_request: Request, error: Exception) -> Response:

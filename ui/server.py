@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from contract.errors import InvalidInput
+from contract.errors import Conflict, InvalidInput
 from ui.live import Streams
 
 _GRACE_S = 3
@@ -19,16 +20,24 @@ _MAX_CONNECTIONS = 256
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Raises InvalidInput for an address that cannot be had."""
+    """Raises Conflict for a port that is taken, InvalidInput for an address that cannot be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=128)
     except (OSError, OverflowError, UnicodeError) as error:
+        given = f"{host[:80]}, port {port}: {getattr(error, 'strerror', None) or error}"
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise Conflict(
+                "the port is taken",
+                given=given,
+                expected="a port that no other process listens on",
+                remedy="Choose another --port; 0 takes any that is free.",
+            ) from error
         raise InvalidInput(
             "the page cannot be served here",
-            given=f"{host[:80]}, port {port}: {getattr(error, 'strerror', None) or error}",
-            expected="an address of this machine, and a port that is free",
-            remedy="Choose another --port; 0 takes any that is free.",
+            given=given,
+            expected="an address of this machine, and a port that this user may open",
+            remedy="Choose another --host or --port.",
         ) from error
 
 

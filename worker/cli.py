@@ -84,7 +84,6 @@ def worker() -> None:
 @option("--model", default=DEFAULT_MODEL, show_default=True, help="Model to serve.")
 @option(
     "--template",
-    "templates",
     type=TemplatePattern(),
     multiple=True,
     metavar="PATTERN",
@@ -99,7 +98,6 @@ def worker() -> None:
 )
 @option(
     "--pin",
-    "pins",
     type=PinPattern(),
     multiple=True,
     metavar="TEMPLATE[@LABEL]",
@@ -231,9 +229,9 @@ def start(
     ctx: click.Context,
     *,
     model: str,
-    templates: tuple[str, ...],
+    template: tuple[str, ...],
     exclude: tuple[str, ...],
-    pins: tuple[Pin, ...],
+    pin: tuple[Pin, ...],
     device: str,
     dtype: str,
     cache_bytes: int,
@@ -274,9 +272,9 @@ def start(
         settings,
         WorkerOptions(
             model=model,
-            templates=templates,
+            templates=template,
             exclude=exclude,
-            pins=pins,
+            pins=pin,
             device=device,
             dtype=dtype,
             cache_bytes=cache_bytes,

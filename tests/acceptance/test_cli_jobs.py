@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ from contract import keys
 from contract.redis_client import connect
 from tests.support.answering import Answering
 from tests.support.command_line import CommandLine
+from tests.support.terminal import on_terminal
 
 Publish = Callable[..., None]
 
@@ -233,14 +235,46 @@ def test_a_batch_of_openai_lines_is_answered_in_kind(published: CommandLine) -> 
 
 
 def test_a_dry_run_enqueues_nothing(published: CommandLine) -> None:
-    """Bad lines are told with their numbers and exit status 1; no output file is made."""
+    """Of good lines it tells the counts; no output file is made, though one is named."""
+    source, out = published.folder / "in.jsonl", published.folder / "out.jsonl"
+    source.write_text(_request(0) + _request(1), "utf-8")
+    words = ("batch", source, "--format", "openai", "--dry-run")
+    ran = published.run(*words, "-o", out, "--json")
+    assert (ran.code, ran.json["dry_run"], ran.json["lines"], ran.json["invalid"]) == (
+        0,
+        True,
+        2,
+        0,
+    )
+    [(version, counted)] = ran.json["versions"].items()
+    assert (version, counted["lines"]) == ("acme/notes@1", 2)
+    assert ran.json["prompt_tokens"] > ran.json["cached_prefix_tokens"] > 0
+    assert "2 lines" in published.run(*words).out
+    assert _queued(published) == 0
+    assert not out.exists()
+
+
+def test_a_dry_run_tells_bad_lines(published: CommandLine) -> None:
+    """With their numbers and exit status 1."""
     source = published.folder / "in.jsonl"
     source.write_text(_request(0) + _request(1, count="many") + "{\n", "utf-8")
     ran = published.run("batch", source, "--format", "openai", "--dry-run", "--json")
     assert ran.code == 1
     assert [line["line"] for line in ran.json["lines"]] == [2, 3]
-    assert _queued(published) == 0
     assert published.run("batch", source, "--format", "openai").code == 2  # for want of -o
+
+
+def test_a_batch_shows_its_progress_on_a_terminal(published: CommandLine) -> None:
+    """A bar with the count, the rate and the time to go; elsewhere nothing but the summary."""
+    source, words = _write_batch(published, 4), ("--template", "acme/notes")
+    with Answering(published.settings):
+        code, shown = on_terminal(published, "batch", source, "-o", "shown.jsonl", *words)
+        piped = published.run("batch", source, "-o", "piped.jsonl", *words, "--run", "again")
+    assert (code, piped.code) == (0, 0)
+    assert re.search(r"jobs .* 4/4 +\d+\.\d\d/s +\d:\d\d:\d\d", shown), shown
+    assert "4/4" not in piped.err
+    assert piped.err.count("\n") == 1
+    assert len(_read(published.folder / "shown.jsonl")) == 4
 
 
 def test_two_batches_never_write_one_file(published: CommandLine) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
@@ -19,7 +21,7 @@ from producer.client import Producer
 from tests.support.answering import Answering
 from tests.support.logins import refusals
 from tests.support.page_data import TEMPLATES, PageData
-from tests.support.page_server import page_app
+from tests.support.page_server import page_app, page_server
 from tests.support.published import COMPILED, MODEL, make_spec
 from tests.support.two_tenants import ACME, GLOBEX, TwoTenants, two_tenants
 from tests.support.waiting import until
@@ -174,7 +176,6 @@ def test_what_is_not_there(page: TestClient, data: PageData) -> None:
         "/nothing",
         "/jobs/acme." + "0" * 32,
         "/jobs/nothing",
-        "/jobs/<script>",
         "/templates/acme/nothing",
         "/templates/ACME/x",
         "/static/nothing.js",
@@ -183,7 +184,21 @@ def test_what_is_not_there(page: TestClient, data: PageData) -> None:
         "/find?id=nothing",
         "/find?id=//evil.example/",
     ):
-        assert "<script>alert" not in _get(page, path, 404), path
+        assert "Not found" in _get(page, path, 404), path
+
+
+@pytest.mark.parametrize("path", ["/", "/jobs/", "/templates/acme/", "/jobs?tenant=", "/find?id="])
+@pytest.mark.parametrize("quoted", [True, False], ids=["quoted", "raw"])
+def test_an_address_is_no_markup(settings: Settings, path: str, quoted: bool) -> None:
+    """As a browser sends it, and as only an attacker's own program does."""
+    script = '"><script>alert(1)</script>'
+    with page_server(settings) as address:
+        connection = HTTPConnection(address.removeprefix("http://"), timeout=30)
+        connection.request("GET", path + (quote(script, safe="") if quoted else script))
+        html = connection.getresponse().read().decode()
+        connection.close()
+    assert "</html>" in html
+    assert "<script>alert" not in html
 
 
 def test_find_leads_to_a_job(page: TestClient) -> None:

@@ -13,6 +13,7 @@ from local.redis_server import EmbeddedRedis
 from tests.support.browser import DESKTOP, PHONE, Browser, Scheme, Size, chromium, find_chromium
 from tests.support.page_data import PageData
 from tests.support.page_server import page_server
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason="no chromium on PATH"),
@@ -80,16 +81,32 @@ def test_every_page_fits_and_can_be_read(
 ) -> None:
     """No page is wider than the screen, and each text stands out from what is behind it."""
     jobs = data.live_after_publish()
-    paths = (*PLACES, f"/jobs/{jobs['hit']}", "/templates/acme/support-triage", "/nothing")
+    paths = (*PLACES, f"/jobs/{jobs['hit']}", "/templates/acme/support-triage")
     with browser.page(size, scheme) as page:
         page.goto(url)
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (background == "rgb(18, 21, 24)") is (scheme == "dark")
-        for path in paths[:-1]:
+        for path in paths:
             page.goto(url + path, wait_until="domcontentloaded")
             page.wait_for_selector("#state.on")
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], path
             assert page.evaluate(CONTRAST) == [], path
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_an_address_that_is_none_of_ours(browser: Browser, url: str, size: Size) -> None:
+    """It fits and can be read, asks for no updates, and leads back."""
+    with browser.page(size, expected="404 (Not Found)") as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{url}/nothing", wait_until="networkidle")
+        assert page.inner_text("h1") == "Not found"
+        assert page.inner_text("#state") == ""
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        assert page.evaluate(CONTRAST) == []
+        assert not [address for address in asked if "/live/" in address]
+        page.click("text=To the overview")
+        page.wait_for_selector("#state.on")
 
 
 def test_numbers_come_by_themselves(browser: Browser, url: str, data: PageData) -> None:
@@ -196,9 +213,14 @@ def test_without_javascript(browser: Browser, url: str, data: PageData) -> None:
     with browser.page(javascript=False) as page:
         page.goto(f"{url}/jobs")
         [job_id] = data.submit("acme/reply-draft")
-        page.wait_for_timeout(500)
-        page.reload()
-        page.click(f'a[href="/jobs/{job_id}"]')
+        link = f'a[href="/jobs/{job_id}"]'
+
+        def listed() -> bool:
+            page.reload()
+            return bool(page.locator(link).count())
+
+        until(listed, what="a reload shows the new job")
+        page.click(link)
         assert "queued" in page.inner_text("main")
         page.goto(f"{url}/jobs")
         page.fill("input[name=id]", job_id)

@@ -77,8 +77,9 @@
   }
 
   function open() {
-    if (source || document.hidden) return;
-    source = new EventSource(document.body.dataset.live);
+    const address = document.body.dataset.live; // a page that is none of ours has none
+    if (source || document.hidden || !address) return;
+    source = new EventSource(address);
     source.addEventListener("page", (event) => show(JSON.parse(event.data)));
     source.addEventListener("error", () => {
       lost();

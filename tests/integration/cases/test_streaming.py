@@ -6,12 +6,13 @@ import asyncio
 import json
 import signal
 import subprocess
-import time
 from typing import Any
 
+import psutil
 import pytest
 
 from contract import keys
+from contract.async_server import CONNECTIONS
 from contract.model_folder import ModelFolder
 from contract.pieces import joined
 from contract.redis_client import Client
@@ -27,6 +28,7 @@ from tests.support.templates import make_spec, publish
 
 ANSWER = "Zoë said: «naïve 😀 café», and 日本語 too. " * 3
 NOTE = {"note": "work=1.5"}
+LONG = {"note": "work=5"}  # still runs after its first piece, however busy the machine is
 
 
 def test_pieces_come_while_the_job_runs_and_come_to_its_text(
@@ -40,9 +42,9 @@ def test_pieces_come_while_the_job_runs_and_come_to_its_text(
     """Characters of several bytes are whole in each piece; the stream expires with the result."""
     publish_template()
     start_fake("--answer", ANSWER, settings=worker_settings)
-    job = producer.submit("acme/notes", NOTE, stream=True)
+    job = producer.submit("acme/notes", LONG, stream=True)
     states, pieces = [], []
-    for piece in job.stream(timeout=30):
+    for piece in job.stream(timeout=60):
         pieces.append(piece)
         states.append(job.status() if len(pieces) < 3 else None)
     assert states[0] is JobState.RUNNING
@@ -60,7 +62,9 @@ def test_pieces_come_while_the_job_runs_and_come_to_its_text(
 def test_many_streams_share_connections(
     producer_settings: Settings, client: Client, start_fake: StartFake, publish_template: Any
 ) -> None:
-    """As many as there are jobs, over the few that all calls of a loop have."""
+    """As many as there are jobs, over the few that all calls of a loop have: only this process's
+    connections are counted, since the worker makes new ones meanwhile.
+    """
     publish_template()
     start_fake("--answer", ANSWER, "--batch", "8")
 
@@ -76,16 +80,16 @@ def test_many_streams_share_connections(
                 async for piece in job.stream(timeout=60):
                     pieces.append(piece)
                     if len(pieces) == 3:
-                        opened = [
-                            each
-                            for each in client.client_list()
-                            if each["id"] not in before and each["name"] == "prefillq"
-                        ]
-                        most = max(most, len(opened))
+                        ours = {
+                            f"{c.laddr.ip}:{c.laddr.port}"
+                            for c in psutil.Process().net_connections("tcp")
+                        }
+                        opened = [each for each in client.client_list() if each["addr"] in ours]
+                        most = max(most, len({each["id"] for each in opened} - before))
                 return joined(pieces)
 
             assert set(await asyncio.gather(*map(read, jobs))) == {ANSWER}
-            assert 0 < most <= 12  # those that the worker opens meanwhile are among them
+            assert 0 < most <= CONNECTIONS + 1  # one listens for notices
 
     asyncio.run(scenario())
 
@@ -105,7 +109,10 @@ def test_another_attempt_restarts_the_stream(
             start_fake("--answer", ANSWER)
     [restart] = [piece for piece in pieces if piece.kind == "restart"]
     assert restart.attempt == 2
-    assert len([piece for piece in pieces[: pieces.index(restart)] if piece.text]) >= 3
+    begun = pieces.index(restart)
+    assert {piece.attempt for piece in pieces[:begun]} == {1}
+    assert ANSWER.startswith("".join(piece.text for piece in pieces[:begun]))
+    assert "".join(piece.text for piece in pieces[begun:]) == ANSWER
     assert joined(pieces) == job.result().text == ANSWER
 
 
@@ -115,7 +122,7 @@ def test_a_stream_outlives_its_reader_and_cancels_nothing(
     """Whoever comes later reads on, or all of it."""
     publish_template()
     start_fake("--answer", ANSWER)
-    job = producer.submit("acme/notes", NOTE, stream=True)
+    job = producer.submit("acme/notes", LONG, stream=True)
     stream = job.stream(timeout=30)
     first = next(stream)
     stream.close()  # type: ignore[attr-defined]
@@ -218,11 +225,9 @@ def test_the_real_model_streams_what_it_answers(
     note = {"note": "Count from 1 to 20, separated by commas."}
     options = ["--model", str(smollm2.path), "--threads", "1"]
     with WorkerProcess(worker_settings, log_path=tmp_path / "worker.log", options=options):
-        started = time.monotonic()
         job = producer.submit("acme/notes", note, stream=True)
         pieces = list(job.stream(timeout=120))
         result = job.result(timeout=5)
-        assert time.monotonic() - started < 120
     assert joined(pieces) == result.text
     assert result.text
     assert all("9" not in piece.text for piece in pieces)

@@ -176,25 +176,27 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_schemas_take_bounded_time(grammars: Grammars, name: str) -> None:
-    """Compiling and each step; what is too much is refused, in the job that asked for it only."""
+    """Compiling and each step, in a processor's time; what is too much is refused, in the job that
+    asked for it only.
+    """
     check_output_schema(HOSTILE[name])
-    began = time.perf_counter()
+    began = time.process_time()
     try:
         grammar = grammars.get(HOSTILE[name])
     except GrammarRefused:
         with pytest.raises(GrammarRefused):  # and not tried again
             grammars.get(HOSTILE[name])
-        assert time.perf_counter() - began < 5
+        assert time.process_time() - began < 5
         return
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     run: Any = grammar.start()
     rng = random.Random(0)
     slowest = 0.0
     for _ in range(60):
         scores = torch.zeros(1, VOCAB)
-        step = time.perf_counter()
+        step = time.process_time()
         forbid(scores, [0], [run])
-        slowest = max(slowest, time.perf_counter() - step)
+        slowest = max(slowest, time.process_time() - step)
         allowed = scores[0].isfinite().nonzero()[:, 0].tolist()
         try:
             if run.advance(rng.choice(allowed)):

@@ -202,9 +202,9 @@ def test_start_reads_its_options_from_the_environment(started: Started) -> None:
     env = {
         "PREFILLQ_WORKER_START_DEVICE": "mps",
         "PREFILLQ_WORKER_START_CACHE_BYTES": "1G",
-        "PREFILLQ_WORKER_START_TEMPLATES": "acme/a acme/b",
+        "PREFILLQ_WORKER_START_TEMPLATE": "acme/a acme/b",
         "PREFILLQ_WORKER_START_EXCLUDE": "acme/c",
-        "PREFILLQ_WORKER_START_PINS": "acme/a acme/b@canary",
+        "PREFILLQ_WORKER_START_PIN": "acme/a acme/b@canary",
         "PREFILLQ_WORKER_START_WARM": "used",
     }
     start("--device", "cpu", **env)
