@@ -348,7 +348,7 @@ def test_tenants_cannot_look_at_the_load(
     """The functions read what their caller may read, and its words for why not are Redis's own."""
     library = load_library().library
     looks = [
-        ("sight", f"pq:{tenant}:", f"pq:_broker:{tenant}/", "9", "1", "x", "3", "triage"),
+        ("sight", f"pq:{tenant}:", f"pq:_broker:{tenant}/", "9", "9", "9", "1", "x", "3", "triage"),
         ("unacked", keys.messages("unacked"), "9"),
     ]
     for name, *args in looks:
