@@ -200,11 +200,16 @@ def test_all_templates_share_one_budget(rig: Rig, reader: LoadReader) -> None:
     assert estimated(asked[0], in_all=4 * many - 4) == {False}
     loads = look(reader, *asked, in_all=1).loads
     assert [load.waiting for load in loads] == [round(many / 2)] * 4
-    for job_id in [submit(rig) for _ in range(2 * many)]:
-        rig.claim(job_id)
-    # Twice as many run of both as are looked at; all seen are of one template.
-    triage = look(reader, *asked, in_all=1).loads[2]
-    assert (triage.model, triage.running) == (HEX, 2 * many)
+    # As many that run are looked at as there are of both templates together, by the end of leases.
+    for _ in range(2 * LEAST_RECORDS):
+        rig.claim(submit(rig), lease_s=10.0)
+    for _ in range(10):
+        rig.claim(submit(rig, template="mail"), lease_s=60.0)
+    running = {(load.template, load.model): load.running for load in look(reader, *asked).loads}
+    assert (running["mail", HEX], running["triage", HEX]) == (10, 2 * LEAST_RECORDS)
+    loads = look(reader, *asked, in_all=1).loads
+    running = {(load.template, load.model): load.running for load in loads}
+    assert (running["mail", HEX], running["triage", HEX]) == (0, 2 * LEAST_RECORDS + 10)
 
 
 def test_what_is_looked_at_is_bounded() -> None:
