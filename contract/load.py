@@ -33,8 +33,8 @@ KEPT_S = 900  # how long a span is kept
 MOST_RECORDS = 1_000  # of those that wait for one template, and as many of a tenant's that run
 MOST_IN_ALL = 20_000  # of both and of all templates, shared evenly
 LEAST_RECORDS = 20  # of a template, however many there are: about what a template costs anyway
-MOST_MODELS = 100  # of a template: that it has versions for
-MOST_OTHERS = 16  # beside those: models that only records name, which producers may write
+MOST_MODELS = 100  # of a template: that it has versions for; Lua takes some 2,000 in one call
+MOST_OTHERS = 4  # beside those: models that only records name, which producers may write
 
 MODEL_DIGITS = 12  # of a digest, in the names of queues
 

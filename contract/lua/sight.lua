@@ -94,19 +94,25 @@ for _, name in ipairs(asked) do
       if age > model.oldest_s and age < 1e9 then model.oldest_s = age end
     end
   end
+  local fields, kinds, flows = {}, {}, {}
+  for digest, model in pairs(template.models) do
+    for _, kind in ipairs({'in', 'out', 'busy'}) do
+      table.insert(fields, kind .. ':' .. digest)
+      table.insert(kinds, kind)
+      table.insert(flows, model.flow)
+    end
+  end
   local last = math.floor(now / 10)
-  for span = last - spans + 1, last do
+  local first = #fields > 0 and last - spans + 1 or last + 1 -- none without a model
+  for span = first, last do
     local key = string.format('%d', span)
-    for digest, model in pairs(template.models) do
-      -- An error, of a key that is no hash, has no fields.
-      local counts = redis.pcall('HMGET', tenant .. 'flow:' .. name .. ':' .. key,
-        'in:' .. digest, 'out:' .. digest, 'busy:' .. digest)
-      for i, kind in ipairs({'in', 'out', 'busy'}) do
-        local count = tonumber(counts[i] or '')
-        if count and count >= 0 and count < 1e12 then
-          model.flow[key] = model.flow[key] or {}
-          model.flow[key][kind] = count
-        end
+    -- An error, of a key that is no hash, has no fields.
+    local counts = redis.pcall('HMGET', tenant .. 'flow:' .. name .. ':' .. key, unpack(fields))
+    for i, flow in ipairs(flows) do
+      local count = counts[i] and tonumber(counts[i])
+      if count and count >= 0 and count < 1e12 then
+        flow[key] = flow[key] or {}
+        flow[key][kinds[i]] = count
       end
     end
   end
