@@ -28,7 +28,14 @@ log = get_logger(__name__)
 
 SPAN_S = 10
 KEPT_S = 900  # how long a span is kept
-MOST_RECORDS = 1_000  # looked at per set: Redis serves nobody else meanwhile
+
+# What one look reads, for Redis serves nobody else meanwhile; beyond it numbers are estimated.
+MOST_RECORDS = 1_000  # of those that wait for one template, and as many of a tenant's that run
+MOST_IN_ALL = 20_000  # of both and of all templates, shared evenly
+LEAST_RECORDS = 20  # of a template, however many there are: about what a template costs anyway
+MOST_MODELS = 100  # of a template: that it has versions for; Lua takes some 2,000 in one call
+MOST_OTHERS = 4  # beside those: models that only records name, which producers may write
+
 MODEL_DIGITS = 12  # of a digest, in the names of queues
 
 # kombu's lists of one queue: itself, and one for each priority above 0 (`priority_steps`, `sep`).
@@ -76,8 +83,8 @@ class Load:
     template: str
     model: str  # 12 hex digits of its digest
     waiting: int  # records: queued, deadline not passed
-    estimated: bool  # `waiting` is a share: the first MOST_RECORDS tell what the rest is for,
-    # and they are for several models
+    estimated: bool  # `waiting` is a share: the first records tell what the rest is for, and they
+    # are for several models
     delayed: int  # of those looked at: wait for another attempt
     oldest_s: float  # since the submit of the oldest that waits
     running: int  # records: claimed by a worker
@@ -104,7 +111,7 @@ class Sight:
 def load_library() -> ScriptLibrary:
     """The scripts that look, as `prefillq tenants` stores them in Redis."""
     folder = resources.files("contract") / "lua"
-    names = ("sight", "unacked")
+    names = ("sight", "unacked", "fields")
     return ScriptLibrary(
         name="load",
         sources={name: (folder / f"{name}.lua").read_text("utf-8") for name in names},
@@ -127,15 +134,19 @@ class LoadReader:
         window_s: float,
         kept_s: float = 300.0,
         most: int = MOST_RECORDS,
+        in_all: int = MOST_IN_ALL,
     ) -> Sight:
         """All of `asked`, in two round trips: the workers' ids, and the rest in one transaction.
 
-        Rates are over the last `window_s`, in whole spans. A tenant whose keys are damaged is left
-        out, and the others are not.
+        Rates are over the last `window_s`, in whole spans. At most `most` records of a set are
+        looked at and `in_all` together, but LEAST_RECORDS of each template; and of a template's
+        models the first MOST_MODELS asked for, and MOST_OTHERS that its records name. A tenant
+        whose keys are damaged is left out, and the others are not.
         """
         by_tenant: dict[str, list[Asked]] = {}
         for one in sorted(asked, key=lambda one: (one.tenant, one.template)):
             by_tenant.setdefault(one.tenant, []).append(one)
+        each = _share(sum(map(len, by_tenant.values())), most, in_all)
         recent = max(1, math.ceil(window_s / SPAN_S))
         spans = min(KEPT_S // SPAN_S, max(recent, math.ceil(kept_s / SPAN_S)))
         with errors_explained(self._settings):
@@ -144,9 +155,9 @@ class LoadReader:
             pipe.time()
             self._scripts.run("unacked", keys=[], args=[keys.messages("unacked"), most], pipe=pipe)
             for tenant, those in by_tenant.items():
-                self._scripts.run(
-                    "sight", keys=[], args=_words(tenant, those, most, spans), pipe=pipe
-                )
+                # For each template that may run as many as may wait, but of one set.
+                words = _words(tenant, those, min(most, each * len(those)), each, spans)
+                self._scripts.run("sight", keys=[], args=words, pipe=pipe)
             if ids:
                 pipe.mget([keys.worker(i.decode("utf-8", "replace")) for i in ids])
             replies = pipe.execute(raise_on_error=False)
@@ -180,15 +191,24 @@ class LoadReader:
         )
 
 
-def _words(tenant: str, asked: Sequence[Asked], most: int, spans: int) -> list[str | int]:
+def _share(templates: int, most: int, in_all: int) -> int:
+    """How many waiting records of each template are looked at; as many may run."""
+    return min(most, max(LEAST_RECORDS, in_all // max(1, 2 * templates)))
+
+
+def _words(
+    tenant: str, asked: Sequence[Asked], running: int, waiting: int, spans: int
+) -> list[str | int]:
     return [
         f"{keys.PREFIX}{tenant}:",
         keys.messages(f"{tenant}/"),
-        most,
+        running,
+        waiting,
+        MOST_OTHERS,
         spans,
         _PRIORITY_SEPARATOR,
         _PRIORITIES,
-        *(" ".join((one.template, *one.models)) for one in asked),
+        *(" ".join((one.template, *one.models[:MOST_MODELS])) for one in asked),
     ]
 
 

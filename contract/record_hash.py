@@ -31,6 +31,16 @@ Hash = Mapping[bytes, bytes]
 
 _SCORE = b"score:"
 _WHOLE = re.compile(rb"-?[0-9]{1,18}")
+# Bytes at most, as prefillq writes it. A producer may write its records by hand, and a worker hands
+# these fields on to logs, traces and results.
+_LONGEST = {
+    b"template": 64,  # a name (contract.ids)
+    b"digest": 64,
+    b"queue": 64 + 1 + 64 + 1 + 12,  # contract.keys.queue
+    b"rollout": 16,
+    b"traceparent": 55,  # contract.tracing
+    b"worker": 64,  # worker.identity
+}
 _NUMBER = re.compile(rb"-?[0-9]{1,18}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?")
 
 
@@ -74,20 +84,20 @@ def _job_of(job_id: str, record: Hash) -> Job:
         id=job_id,
         ref=VersionRef(
             tenant=tenant_of(job_id),
-            template=text(record[b"template"]),
+            template=_short(record, b"template"),
             version=whole(record, b"version"),
-            digest=text(record[b"digest"]),
+            digest=_short(record, b"digest"),
         ),
-        queue=text(record[b"queue"]),
+        queue=_short(record, b"queue"),
         variables=_variables(record),
         use_cache=record[b"use_cache"] == b"1",
         created_at=number(record, b"created_at"),
         deadline_at=number(record, b"deadline_at"),
         attempt=whole(record, b"attempt"),
         fence=whole(record, b"fence"),
-        rollout=text(record.get(b"rollout", b"")),
+        rollout=_short(record, b"rollout") if b"rollout" in record else "",
         shadow=whole(record, b"shadow") if b"shadow" in record else 0,
-        traceparent=text(record.get(b"traceparent", b"")),
+        traceparent=_short(record, b"traceparent") if b"traceparent" in record else "",
         stream=record.get(b"stream") == b"1",
     )
 
@@ -104,6 +114,13 @@ def number(record: Hash, name: bytes) -> float:
     if not _NUMBER.fullmatch(record[name]):
         raise ValueError(f"{name.decode()} is no number")
     return float(record[name])
+
+
+def _short(record: Hash, name: bytes) -> str:
+    """A field that is text. Raises ValueError that does not quote it if it is longer than ours."""
+    if len(record[name]) > _LONGEST[name]:
+        raise ValueError(f"{name.decode()} has more than {_LONGEST[name]} bytes")
+    return text(record[name])
 
 
 def _variables(record: Hash) -> dict[str, Any]:
@@ -126,7 +143,7 @@ def view_of(job_id: str, record: Hash) -> JobView:
 
 def _view_of(job_id: str, record: Hash) -> JobView:
     job, state = job_of(job_id, record), state_of(job_id, record[b"state"])
-    worker = text(record.get(b"worker", b""))
+    worker = _short(record, b"worker") if b"worker" in record else ""
     finished_at = number(record, b"finished_at") if state.ended else None
     result = None
     if b"result" in record:

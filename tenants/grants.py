@@ -77,7 +77,7 @@ def _producer(tenant: str) -> list[Grant]:
         ),
         Grant(
             purpose="records of its jobs, results among them",
-            commands="hget hmget hgetall hkeys hset hincrby del pexpire",
+            commands="hget hmget hgetall hkeys hstrlen hset hincrby del pexpire",
             on=_read_write(any_job),
         ),
         Grant(
@@ -231,7 +231,7 @@ def _worker() -> list[Grant]:
         ),
         Grant(
             purpose="records of jobs",
-            commands="hget hmget hgetall hset hdel hincrby pexpire",
+            commands="hget hmget hgetall hstrlen hset hdel hincrby pexpire",
             on=_read_write(any_job),
         ),
         Grant(
@@ -297,7 +297,7 @@ def _worker() -> list[Grant]:
         ),
         Grant(
             purpose="how many come and go, for 'prefillq scale'",
-            commands="hgetall",
+            commands="hmget",
             on=_read(keys.flow("*", "*", "*")),
         ),
         _see_queues("*"),

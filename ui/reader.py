@@ -2,7 +2,8 @@
 
 A look is a handful of round trips, whatever there is: every key is known by its name from the sets
 of tenants and templates, and nothing is searched for. Of jobs only the fields are read that are
-shown; the fields with text in them are left where they are.
+shown, and of those none that is longer than it should be; the fields with text in them are left
+where they are.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from contract import keys
 from contract.errors import CodecError, NotFound
 from contract.ids import is_name, tenant_of
 from contract.job_store import TenantLimits, no_such_job
+from contract.load import load_library
 from contract.logs import get_logger
 from contract.record_hash import view_of
-from contract.redis_client import Client, errors_explained
+from contract.redis_client import Client, errors_explained, text
+from contract.scripts import Scripts
 from contract.settings import Settings
 from contract.worker_reports import check_report, list_workers
 from templates.reading import RegistryReader
@@ -56,6 +59,8 @@ _FIELDS = (
 _RESULT_FIELDS = ("result", "commit_s")
 _JOURNAL = 30
 _AT_ONCE = 500  # commands in one pipeline
+_RECORDS_AT_ONCE = 100  # in one script: Redis serves nobody else meanwhile
+_LONGEST = 200  # bytes of a field; prefillq writes none of `_FIELDS` longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,7 @@ class Reader:
     def __init__(self, client: Client, settings: Settings, scope: Scope, ended: Ended) -> None:
         self._client: Any = client  # redis-py types each reply as a value or an awaitable
         self._settings = settings
+        self._scripts = Scripts(client, settings, load_library())
         self._registry = RegistryReader(client, settings)
         self._ended_rows: dict[str, JobRow] = {}  # what has ended stays as it is
         self.scope = scope
@@ -257,9 +263,11 @@ class Reader:
         return [tuple(some) for some in (*by_submit, by_death, by_end)]
 
     def _read(self, job_ids: Sequence[str]) -> dict[str, JobRow]:
-        replies = self._replies([("HMGET", keys.job(job_id), *_FIELDS) for job_id in job_ids])
         rows = {}
-        for job_id, reply in zip(job_ids, replies, strict=True):
+        for job_id, reply in zip(job_ids, self._records(job_ids), strict=True):
+            if isinstance(reply, bytes):
+                log.warning("job_unreadable", job_id=job_id, error=f"{text(reply)} is too long")
+                continue
             record = record_of(_FIELDS, reply or ())
             if b"state" not in record:  # it expired just now
                 continue
@@ -268,6 +276,18 @@ class Reader:
             except CodecError as error:
                 log.warning("job_unreadable", job_id=job_id, error=str(error))
         return rows
+
+    def _records(self, job_ids: Sequence[str]) -> list[Any]:
+        """Of each its `_FIELDS`, the name of one that is too long, or None where it is no record.
+
+        A tenant's producers write what they like into records, and the page reads many of them.
+        """
+        with errors_explained(self._settings):
+            pipe = self._client.pipeline(transaction=False)
+            for start in range(0, len(job_ids), _RECORDS_AT_ONCE):
+                some = [keys.job(job_id) for job_id in job_ids[start : start + _RECORDS_AT_ONCE]]
+                self._scripts.add("fields", keys=some, args=[_LONGEST, *_FIELDS], pipe=pipe)
+            return [reply for replies in pipe.execute() for reply in replies]
 
     def _rollouts(self, found: Sequence[_Found]) -> tuple[RolloutRow, ...]:
         names = [(tenant.name, name) for tenant in found for name in tenant.rollouts]

@@ -3,38 +3,43 @@
 --
 -- ARGV[1]  what the tenant's keys begin with, `pq:acme:`
 -- ARGV[2]  what its queues' keys begin with, `pq:_broker:acme/`
--- ARGV[3]  how many records of each set are looked at, at most
--- ARGV[4]  how many spans of ten seconds are read, the present one included
--- ARGV[5]  kombu's separator of a queue's name and a priority
--- ARGV[6]  kombu's priorities beside 0, between spaces
--- ARGV[7..]  a template's name, and the models it has versions for (12 hex digits), between spaces
+-- ARGV[3]  how many records that run are looked at, at most
+-- ARGV[4]  how many that wait, of each template
+-- ARGV[5]  how many models of a template are told apart that records name and ARGV does not
+-- ARGV[6]  how many spans of ten seconds are read, the present one included
+-- ARGV[7]  kombu's separator of a queue's name and a priority
+-- ARGV[8]  kombu's priorities beside 0, between spaces
+-- ARGV[9..]  a template's name, and the models it has versions for (12 hex digits), between spaces
 --
 -- Returns JSON: {now, held, running, running_seen, templates: {name: {waiting, waiting_seen, overdue,
 -- models: {model: {waiting, delayed, oldest_s, running, late, messages, flow: {span: {in, out, busy}}}}}}}.
 -- Below a model only those of the `seen` are counted whose records are as they should be.
 --
--- Records and counters are written by producers: what is none of ours is passed over.
+-- Records and counters are written by producers: what is none of ours is passed over. How much work this
+-- is follows from ARGV alone and not from how much they wrote, for Redis serves nobody else meanwhile;
+-- so of the counters those are read whose models are known, each by its name.
 
 local tenant, queues = ARGV[1], ARGV[2]
-local most, spans = tonumber(ARGV[3]), tonumber(ARGV[4])
+local most_running, most_waiting = tonumber(ARGV[3]), tonumber(ARGV[4])
+local most_others, spans = tonumber(ARGV[5]), tonumber(ARGV[6])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local now_text = string.format('%.6f', now)
 
-local templates = {}
+local templates, others = {}, {}
 
-local function models_of(name)
-  if not templates[name] then templates[name] = {models = {}} end
-  return templates[name].models
+local function add_model(name, digest)
+  local model = {waiting = 0, delayed = 0, oldest_s = 0, running = 0, late = 0, messages = 0, flow = {}}
+  templates[name].models[digest] = model
+  return model
 end
 
+-- The model that a record names; nil beyond those that are told apart.
 local function model_of(name, digest)
-  local models = models_of(name)
-  if not models[digest] then
-    models[digest] = {waiting = 0, delayed = 0, oldest_s = 0, running = 0, late = 0, messages = 0,
-      flow = {}}
-  end
-  return models[digest]
+  local model = templates[name].models[digest]
+  if model or others[name] >= most_others then return model end
+  others[name] = others[name] + 1
+  return add_model(name, digest)
 end
 
 -- The template and the model of a record's queue, if it names one of the tenant's.
@@ -53,20 +58,20 @@ local function record_of(id, ...)
 end
 
 local asked = {}
-for i = 7, #ARGV do
+for i = 9, #ARGV do
   local name, rest = string.match(ARGV[i], '^(%S+)(.*)$')
   table.insert(asked, name)
-  models_of(name)
-  for digest in string.gmatch(rest, '[0-9a-f]+') do model_of(name, digest) end
+  templates[name], others[name] = {models = {}}, 0
+  for digest in string.gmatch(rest, '[0-9a-f]+') do add_model(name, digest) end
 end
 
 -- By the end of their leases: those whose worker died come first.
-local seen = redis.call('ZRANGE', tenant .. 'running', 0, most - 1, 'WITHSCORES')
+local seen = redis.call('ZRANGE', tenant .. 'running', 0, most_running - 1, 'WITHSCORES')
 for i = 1, #seen, 2 do
   local record = record_of(seen[i], 'queue', 'state')
   local name, digest = parts_of(record[1])
-  if name and record[2] == 'running' and templates[name] then
-    local model = model_of(name, digest)
+  local model = name and record[2] == 'running' and templates[name] and model_of(name, digest)
+  if model then
     model.running = model.running + 1
     if tonumber(seen[i + 1]) <= now then model.late = model.late + 1 end
   end
@@ -76,39 +81,46 @@ for _, name in ipairs(asked) do
   local template, waiting = templates[name], tenant .. 'waiting:' .. name
   template.waiting = redis.call('ZCOUNT', waiting, now_text, '+inf')
   template.overdue = redis.call('ZCARD', waiting) - template.waiting
-  local ids = redis.call('ZRANGE', waiting, now_text, '+inf', 'BYSCORE', 'LIMIT', 0, most)
+  local ids = redis.call('ZRANGE', waiting, now_text, '+inf', 'BYSCORE', 'LIMIT', 0, most_waiting)
   template.waiting_seen = #ids
   for _, id in ipairs(ids) do
     local record = record_of(id, 'queue', 'state', 'created_at', 'not_before')
     local of, digest = parts_of(record[1])
-    if of == name and record[2] == 'queued' then
-      local model = model_of(name, digest)
+    local model = of == name and record[2] == 'queued' and model_of(name, digest)
+    if model then
       model.waiting = model.waiting + 1
       if (tonumber(record[4] or '') or 0) > now then model.delayed = model.delayed + 1 end
       local age = now - (tonumber(record[3] or '') or now)
       if age > model.oldest_s and age < 1e9 then model.oldest_s = age end
     end
   end
+  local fields, kinds, flows = {}, {}, {}
+  for digest, model in pairs(template.models) do
+    for _, kind in ipairs({'in', 'out', 'busy'}) do
+      table.insert(fields, kind .. ':' .. digest)
+      table.insert(kinds, kind)
+      table.insert(flows, model.flow)
+    end
+  end
   local last = math.floor(now / 10)
-  for span = last - spans + 1, last do
+  local first = #fields > 0 and last - spans + 1 or last + 1 -- none without a model
+  for span = first, last do
     local key = string.format('%d', span)
     -- An error, of a key that is no hash, has no fields.
-    local counts = redis.pcall('HGETALL', tenant .. 'flow:' .. name .. ':' .. key)
-    for i = 1, #counts, 2 do
-      local kind, digest = string.match(counts[i], '^(%l+):([0-9a-f]+)$')
-      local count = tonumber(counts[i + 1])
-      if digest and #digest == 12 and count and count >= 0 and count < 1e12 then
-        local flow = model_of(name, digest).flow
+    local counts = redis.pcall('HMGET', tenant .. 'flow:' .. name .. ':' .. key, unpack(fields))
+    for i, flow in ipairs(flows) do
+      local count = counts[i] and tonumber(counts[i])
+      if count and count >= 0 and count < 1e12 then
         flow[key] = flow[key] or {}
-        flow[key][kind] = count
+        flow[key][kinds[i]] = count
       end
     end
   end
   for digest, model in pairs(template.models) do
     local queue = queues .. name .. '/' .. digest
     local lists = {queue}
-    for priority in string.gmatch(ARGV[6], '%d+') do
-      table.insert(lists, queue .. ARGV[5] .. priority)
+    for priority in string.gmatch(ARGV[8], '%d+') do
+      table.insert(lists, queue .. ARGV[7] .. priority)
     end
     for _, list in ipairs(lists) do
       local length = redis.pcall('LLEN', list)

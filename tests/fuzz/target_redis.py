@@ -111,6 +111,10 @@ _ENTRY = {
 
 def _view(record: Hash) -> None:
     view = view_of(_ID, record)
+    job = view.job
+    # Each byte that is no UTF-8 is four characters.
+    if max(map(len, (job.ref.template, job.queue, job.traceparent, view.worker))) > 4 * 200:
+        raise Found("a text that is longer than any of ours")
     if view.result is not None:
         json_line(view.result.to_dict())
         if unpack(pack(view.result.to_dict())) != view.result.to_dict():

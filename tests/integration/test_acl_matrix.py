@@ -105,6 +105,8 @@ ANOTHER_TENANT = [
     ("ZRANGE {their_running} 0 -1", "reads another's job ids"),
     ("ZCARD {their_running}", "counts another's jobs"),
     ("HMGET {their_job} state", "reads another's record"),
+    ("HSTRLEN {their_job} input", "learns how much another asks"),
+    ("FCALL {load}_fields 1 {their_job} 99 state", "reads another's record"),
     ("ZADD {their_waiting} 9e15 x", "fills another's queue"),
     ("ZREM {their_queued} x", "hides another's jobs from the janitor"),
     ("ZADD {their_queued} 0 x", "has the janitor ring for another"),
@@ -174,6 +176,7 @@ PRODUCERS = [
     ("HSET {my_retired} 1 x", "retires a version"),
     ("DEL {my_outcomes}", "takes back what was said of a version"),
     ("HGETALL {my_flow}", "nothing of its needs it"),
+    ("HMGET {my_flow} in:aaaaaaaaaaaa", "nothing of its needs it"),
     ("DEL {my_flow}", "nothing of its needs it"),
     ("SET {my_flow} x", "leaves workers a key of another type"),
     ("XTRIM {my_outcomes} MAXLEN 0", "takes back what was said of a version"),
@@ -196,6 +199,8 @@ PRODUCERS = [
 ADMINS = [
     ("HGETALL {my_job}", "reads records and results"),
     ("HMGET {my_job} state", "reads records and results"),
+    ("HSTRLEN {my_job} input", "reads records and results"),
+    ("FCALL {load}_fields 1 {my_job} 99 state", "reads records and results"),
     ("LPUSH {my_queue} x", "submits"),
     ("ZADD {my_queued} 0 x", "submits"),
     ("SUBSCRIBE {my_notices}", "hears when jobs end"),
@@ -224,6 +229,7 @@ WORKERS = [
     ("SADD {my_templates} x", "changes what a tenant published"),
     ("SET {my_version} x", "changes what a tenant published"),
     ("DEL {my_job}", "erases records"),
+    ("HGETALL {my_flow}", "reads as much as its tenant wrote there"),
     ("DEL {my_flow}", "nothing of its needs it"),
     ("HSET {my_flow} in:aaaaaaaaaaaa 9", "sets what it may only add to"),
     ("SET {my_key} x", "answers submits"),
@@ -271,6 +277,7 @@ def names_of(tenants: TwoTenants) -> dict[str, str]:
         "unacked": keys.messages("unacked"),
         "bindings": keys.messages("_kombu.binding.prefillq"),
         "jobs": job_library().library,
+        "load": load_library().library,
         "registry": registry_library().library,
         "sha": "0" * 40,
     }
@@ -348,7 +355,7 @@ def test_tenants_cannot_look_at_the_load(
     """The functions read what their caller may read, and its words for why not are Redis's own."""
     library = load_library().library
     looks = [
-        ("sight", f"pq:{tenant}:", f"pq:_broker:{tenant}/", "9", "1", "x", "3", "triage"),
+        ("sight", f"pq:{tenant}:", f"pq:_broker:{tenant}/", "9", "9", "9", "1", "x", "3", "triage"),
         ("unacked", keys.messages("unacked"), "9"),
     ]
     for name, *args in looks:

@@ -13,7 +13,20 @@ from contract.codec import pack
 from contract.errors import RedisRefused, RedisUnreachable
 from contract.ids import new_job_id
 from contract.job_store import JobStore
-from contract.load import KEPT_S, SPAN_S, Asked, Load, LoadReader, Sight
+from contract.load import (
+    KEPT_S,
+    LEAST_RECORDS,
+    MOST_IN_ALL,
+    MOST_MODELS,
+    MOST_OTHERS,
+    MOST_RECORDS,
+    SPAN_S,
+    Asked,
+    Load,
+    LoadReader,
+    Sight,
+    _share,
+)
 from contract.redis_client import connect
 from contract.settings import Settings
 from contract.types import Job, JobState, VersionRef
@@ -170,6 +183,79 @@ def test_beyond_the_most_records_the_rest_is_estimated(rig: Rig, reader: LoadRea
     assert (mail.waiting, mail.estimated) == (9, False)
 
 
+def test_all_templates_share_one_budget(rig: Rig, reader: LoadReader) -> None:
+    """Of each are seen as many as of the others, and no fewer than LEAST_RECORDS."""
+    many = LEAST_RECORDS + 5
+    asked = [Asked(tenant="acme", template=name) for name in ("mail", "triage")]
+    for template in ("mail", "triage"):
+        for n in range(many):
+            submit(rig, template=template, model=HEX if n % 2 else "b" * 12)
+
+    def estimated(*some: Asked, **terms: Any) -> set[bool]:
+        return {load.estimated for load in look(reader, *some, **terms).loads}
+
+    assert estimated(*asked) == {False}
+    assert estimated(*asked, in_all=4 * many) == {False}
+    assert estimated(*asked, in_all=4 * many - 4) == {True}
+    assert estimated(asked[0], in_all=4 * many - 4) == {False}
+    loads = look(reader, *asked, in_all=1).loads
+    assert [load.waiting for load in loads] == [round(many / 2)] * 4
+    # As many that run are looked at as there are of both templates together, by the end of leases.
+    for _ in range(2 * LEAST_RECORDS):
+        rig.claim(submit(rig), lease_s=10.0)
+    for _ in range(10):
+        rig.claim(submit(rig, template="mail"), lease_s=60.0)
+    running = {(load.template, load.model): load.running for load in look(reader, *asked).loads}
+    assert (running["mail", HEX], running["triage", HEX]) == (10, 2 * LEAST_RECORDS)
+    loads = look(reader, *asked, in_all=1).loads
+    running = {(load.template, load.model): load.running for load in loads}
+    assert (running["mail", HEX], running["triage", HEX]) == (0, 2 * LEAST_RECORDS + 10)
+
+
+def test_what_is_looked_at_is_bounded() -> None:
+    """Whatever is asked for: one look's records, and a template's own cost beside them."""
+    for templates in (1, 10, 11, 300, 1_000, 50_000):
+        each = _share(templates, MOST_RECORDS, MOST_IN_ALL)
+        assert 2 * templates * each <= max(MOST_IN_ALL, 2 * templates * LEAST_RECORDS)
+        assert LEAST_RECORDS <= each <= MOST_RECORDS
+    assert _share(10, MOST_RECORDS, MOST_IN_ALL) == MOST_RECORDS
+    assert _share(0, MOST_RECORDS, MOST_IN_ALL) == MOST_RECORDS
+
+
+def test_counters_of_models_that_nobody_knows_are_not_read(
+    rig: Rig, reader: LoadReader, client: Any
+) -> None:
+    """A producer may count for any model: it makes no row, and no more work."""
+    submit(rig)
+    submit(rig, model="b" * 12)
+    span = client.time()[0] // SPAN_S
+    client.hset(
+        keys.flow("acme", "triage", span - 1),
+        mapping={f"in:{n:012x}": 1 for n in range(20_000)} | {f"in:{HEX}": 5},
+    )
+    loads = look(reader).loads
+    assert [load.model for load in loads] == [HEX, "b" * 12]
+    assert [load.recent.arrived for load in loads] == [6, 1]
+
+
+def test_only_so_many_models_of_records_are_told_apart(
+    rig: Rig, reader: LoadReader, client: Any
+) -> None:
+    """A record may name any; those that were asked for are always among them."""
+    for n in range(MOST_OTHERS + 4):
+        submit(rig, model=f"{n:012x}")
+    running = rig.claim(submit(rig)).job.id
+    submit(rig)
+    loads = look(reader).loads
+    assert len(loads) == MOST_OTHERS + 1
+    [ours] = [load for load in loads if load.model == HEX]
+    assert (ours.waiting, ours.running) == (1, 1)
+    client.hset(keys.job(running), "queue", "acme/triage/" + "c" * 12)
+    assert len(look(reader).loads) == MOST_OTHERS + 1
+    asked = Asked(tenant="acme", template="none", models=tuple(f"{n:012x}" for n in range(500)))
+    assert len(look(reader, asked).loads) == MOST_MODELS
+
+
 def test_rates_are_over_whole_spans(rig: Rig, reader: LoadReader, client: Any) -> None:
     """What came before the window is in `kept` alone, and what is too old in neither."""
     submit(rig)
@@ -210,6 +296,54 @@ def test_ends_without_a_worker_are_not_counted(rig: Rig, reader: LoadReader) -> 
     rig.store.cancel(submit(rig))
     flow = one(reader).recent
     assert (flow.arrived, flow.ended) == (1, 0)
+
+
+def test_a_submit_that_is_taken_back_did_not_come(
+    rig: Rig, reader: LoadReader, client: Any
+) -> None:
+    """Else a batch that is refused near its end has workers started for nothing."""
+    for _ in range(2):
+        jobs = [submit(rig) for _ in range(5)]
+        for job_id in jobs[:4]:
+            assert rig.store.withdraw(job_id)
+        assert rig.store.withdraw(jobs[0])  # gone: it is not counted back twice
+    assert one(reader).recent.arrived == 2
+    rig.claim(jobs[4])
+    assert not rig.store.withdraw(jobs[4])
+    assert one(reader).recent.arrived == 2
+
+
+def test_a_submit_is_counted_back_where_it_was_counted(
+    rig: Rig, reader: LoadReader, client: Any
+) -> None:
+    """Its own span; less than nothing counts as nothing, and leaves no counter for ever."""
+    job_id, now = submit(rig), client.time()[0]
+    earlier = keys.flow("acme", "triage", now // SPAN_S - 3)
+    client.hset(earlier, f"in:{HEX}", 7)
+    client.hset(keys.job(job_id), "created_at", f"{now - 30:.6f}")
+    assert rig.store.withdraw(job_id)
+    assert client.hget(earlier, f"in:{HEX}") == b"6"
+    client.delete(earlier)
+    job_id = submit(rig)
+    client.hset(keys.job(job_id), "created_at", f"{now - 30:.6f}")
+    assert rig.store.withdraw(job_id)
+    assert client.hget(earlier, f"in:{HEX}") == b"-1"
+    assert 0 < client.ttl(earlier) <= KEPT_S
+    assert one(reader).recent.arrived == 2
+
+
+@pytest.mark.parametrize(
+    "value", ["", "nan", "-inf", "inf", "1e300", "-5", "9", "x" * 2000, b"\xff"],
+    ids=["none", "nan", "-inf", "inf", "huge", "below", "old", "long", "bytes"],
+)  # fmt: skip
+def test_a_forged_time_of_submit_counts_nothing_back(rig: Rig, client: Any, value: Any) -> None:
+    """The job is erased all the same."""
+    job_id = submit(rig)
+    before = set(client.keys(keys.flow("acme", "*", "*")))
+    client.hset(keys.job(job_id), "created_at", value)
+    assert rig.store.withdraw(job_id)
+    assert rig.store.states([job_id]) == [None]
+    assert set(client.keys(keys.flow("acme", "*", "*"))) == before
 
 
 @pytest.mark.parametrize("field", ["claimed_at", "queue", "template"])

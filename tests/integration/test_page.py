@@ -21,11 +21,11 @@ from producer.client import Producer
 from tests.support.answering import Answering
 from tests.support.logins import refusals
 from tests.support.page_data import TEMPLATES, PageData
-from tests.support.page_server import page_app, page_server
+from tests.support.page_server import page_app, page_server, reader_of
 from tests.support.published import COMPILED, MODEL, make_spec
 from tests.support.two_tenants import ACME, GLOBEX, TwoTenants, two_tenants
 from tests.support.waiting import until
-from ui import values
+from ui import reader, values
 from ui.guard import HEADERS
 from ui.live import MAX_STREAMS, Streams
 from ui.words import NONE
@@ -273,11 +273,12 @@ def test_nothing_is_written(settings: Settings, client: Client, data: PageData) 
         used: Any = client.info("commandstats")
     assert _everything(client) == before
     reads = {"time", "smembers", "zcard", "zcount", "zrange", "hmget", "hgetall", "get", "mget"}
-    more = {"hget", "hkeys", "xrevrange", "subscribe"}
+    more = {"hget", "hkeys", "hstrlen", "xrevrange", "subscribe"}
+    script = {"evalsha", "script|exists", "script|load"}
     of_connections = {"select", "hello", "ping", "client|setinfo", "client|setname"}
     its_own = {"info", "config|resetstat"}
     named = {name.removeprefix("cmdstat_") for name in used}
-    assert named <= reads | more | of_connections | its_own
+    assert named <= reads | more | script | of_connections | its_own
 
 
 def test_text_only_on_request(settings: Settings, data: PageData) -> None:
@@ -342,6 +343,24 @@ def test_damage_is_passed_over(page: TestClient, data: PageData, client: Any) ->
     _get(page, f"/jobs/{worse}")
     assert "damaged" in _get(page, f"/jobs/{bad}", 500)
     _get(page, "/templates/acme/reply-draft")
+
+
+def test_a_long_field_is_not_read(
+    page: TestClient, producer_settings: Settings, data: PageData, client: Any
+) -> None:
+    """Whichever it is: its job is left out, and the others are shown."""
+    data.publish()
+    good, other_type, *bad = data.submit("acme/reply-draft", 2 + len(reader._FIELDS))
+    client.delete(keys.job(other_type))
+    client.set(keys.job(other_type), "x")
+    for job_id, field in zip(bad, reader._FIELDS, strict=True):
+        client.hset(keys.job(job_id), field, "x" * 201)
+    with reader_of(producer_settings) as looking:
+        replies = looking._records([good, other_type, *bad])
+    assert replies[1:] == [None, *(field.encode() for field in reader._FIELDS)]
+    listed = _get(page, "/jobs")
+    assert good in listed
+    assert not any(job_id in listed for job_id in (other_type, *bad))
 
 
 def test_redis_away_and_back(tmp_path: Any) -> None:

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from contract import keys, records
-from contract.errors import Conflict, InvalidInput, NotFound, PrefillqError, RedisRefused
+from contract.errors import (
+    CodecError,
+    Conflict,
+    InvalidInput,
+    NotFound,
+    PrefillqError,
+    RedisRefused,
+)
 from contract.ids import new_job_id
 from contract.job_store import MAX_DEADLINE_S, Claimed, JobStore, Submission
 from contract.records import RedisJobStore
@@ -610,6 +617,18 @@ def test_an_index_entry_without_a_record_is_removed_by_whoever_finds_it(
     client.delete(keys.job(job_id))
     assert rig.refusal(job_id) == "not_found"
     assert client.zcard(keys.queued("acme")) == 0
+
+
+@pytest.mark.parametrize("field", ["template", "queue", "rollout", "traceparent"])
+def test_a_text_longer_than_ours_goes_no_further(in_redis: Rig, client: Any, field: str) -> None:
+    """A worker that claims such a record, which its producer wrote by hand, has no job of it."""
+    job_id = in_redis.submit()
+    client.hset(keys.job(job_id), field, "planted" * 1000)
+    with pytest.raises(CodecError, match=f"{field} has more than") as caught:
+        in_redis.claim(job_id)
+    assert "planted" not in str(caught.value)
+    with pytest.raises(CodecError):
+        in_redis.store.get(job_id)
 
 
 def test_everything_a_job_leaves_in_redis_expires(in_redis: Rig, client: Any) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
 import pytest
 
+from contract import keys
 from contract.codec import pack
 from contract.console import json_line
 from contract.errors import CodecError
+from contract.ids import check_name
 from contract.record_hash import state_of, view_of
+from contract.tracing import format_traceparent
 from contract.types import Result
 from tests.fuzz.target_redis import _ID, _RECORD, _RESULT
+from worker.identity import new_worker_id
 
 
 def test_a_whole_record_is_read() -> None:
@@ -60,6 +66,39 @@ def test_a_missing_field_is_named(field: bytes) -> None:
     """Those that every record has."""
     with pytest.raises(CodecError, match=f"no {field.decode()}"):
         view_of(_ID, {name: value for name, value in _RECORD.items() if name != field})
+
+
+@pytest.mark.parametrize(
+    "field", [b"template", b"digest", b"queue", b"rollout", b"traceparent", b"worker"]
+)
+def test_a_text_longer_than_ours_is_damage(field: bytes) -> None:
+    """Workers hand these on to logs and results; a tenant's producer may write them by hand."""
+    with pytest.raises(CodecError, match=f"{field.decode()} has more than") as caught:
+        view_of(_ID, {**_RECORD, field: b"planted" * 100_000})
+    assert "planted" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_the_longest_that_prefillq_writes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each text; and no limit has more room than that, but a worker's for its process id."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "h" * 255)
+    monkeypatch.setattr(os, "getpid", lambda: 2**22)
+    name = "n" * 64
+    check_name("template", name)
+    longest = {
+        b"template": name,
+        b"digest": "d" * 64,
+        b"queue": keys.queue(name, name, "m" * 64),
+        b"rollout": "a" * 16,
+        b"traceparent": format_traceparent(2**128 - 1, 2**64 - 1, 255),
+        b"worker": new_worker_id(),
+    }
+    record = {field: value.encode() for field, value in longest.items()}
+    assert view_of(_ID, {**_RECORD, **record}).job.queue == longest[b"queue"]
+    for field, value in record.items():
+        if field != b"worker":
+            with pytest.raises(CodecError):
+                view_of(_ID, {**_RECORD, field: value + b"x"})
 
 
 def test_a_state_that_none_has_is_damage() -> None:
