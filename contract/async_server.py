@@ -54,10 +54,11 @@ class AsyncServer:
             return []
         waiting = _Waiting(calls, asyncio.get_running_loop().create_future())
         self._line.append(waiting)
+        # A sender that found the line empty is done at once, a turn before its callbacks run: one
+        # that still counted then would leave this caller in the line for ever.
+        self._senders = {sender for sender in self._senders if not sender.done()}
         if len(self._senders) < CONNECTIONS:
-            sender = asyncio.create_task(self._send())
-            self._senders.add(sender)
-            sender.add_done_callback(self._senders.discard)
+            self._senders.add(asyncio.create_task(self._send()))
         return await waiting.replies
 
     async def close(self) -> None:
@@ -79,10 +80,11 @@ class AsyncServer:
             except RedisUnreachable as error:
                 # The others would only wait for the same, a timeout for each pipeline.
                 self._fail([*group, *self._take_all()], error)
-            except PrefillqError as error:
+            except Exception as error:  # noqa: BLE001 - it is the callers'
                 self._fail(group, error)
             except BaseException:
-                self._fail(group, PrefillqError("the producer was closed"))
+                # The loop or the producer ends, and nobody is left to send the others'.
+                self._fail([*group, *self._take_all()], PrefillqError("the producer was closed"))
                 raise
             else:
                 start = 0
@@ -117,12 +119,14 @@ class AsyncServer:
         self._line.clear()
         return everyone
 
-    def _fail(self, group: Sequence[_Waiting], error: PrefillqError) -> None:
+    def _fail(self, group: Sequence[_Waiting], error: Exception) -> None:
         for each in group:
             if not each.replies.done():
-                # One each: an error that is raised in many places keeps all their frames.
-                own = copy.copy(error)
-                own.__cause__ = error.__cause__
+                own = error
+                if isinstance(error, PrefillqError):
+                    # One each: an error that is raised in many places keeps all their frames.
+                    own = copy.copy(error)
+                    own.__cause__ = error.__cause__
                 each.replies.set_exception(own)
 
 

@@ -102,6 +102,10 @@ class RedisRefused(PrefillqError):
     code = "redis_refused"
 
 
+class RedisFull(RedisRefused):
+    """Redis has no memory left, which may pass; nothing was written."""
+
+
 class NotFound(PrefillqError):
     """No such template, version, label or job (or it has expired)."""
 

@@ -91,14 +91,22 @@ class PieceReader:
         self._at = 0 if resumed is None else resumed.at + len(resumed.text)
         # None: what is before `_at` was read by somebody else.
         self._seen: list[str] | None = [] if self._at == 0 else None
-        self.ended = False
+        self.ended = False  # the text that was read last
+
+    @property
+    def fence(self) -> int:
+        """The newest that was read; 0 before the first entry."""
+        return self._order[0]
 
     def read(self, entry: Entry) -> list[Piece]:
         """The pieces that an entry comes to."""
+        if entry.fence > self.fence:
+            self.ended = False  # it was the end of a dead job, which was revived
         if entry.order < self._order or self.ended:
             return []  # of a worker that lost the job
         if entry.kind == "end":
-            self.ended = True
+            # Its number counts: a piece of that text which was written twice begins nothing anew.
+            self._order, self.ended = entry.order, True
             return []
         pieces = []
         if entry.order > self._order:

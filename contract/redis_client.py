@@ -33,7 +33,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from contract.errors import RedisRefused, RedisUnreachable
+from contract.errors import RedisFull, RedisRefused, RedisUnreachable
 from contract.redis_url import SENTINEL, parse_sentinel_url, redacted
 from contract.settings import Settings
 from contract.tls import tls_failure, tls_options
@@ -184,12 +184,15 @@ def errors_explained(settings: Settings) -> Iterator[None]:
                 expected="those that 'prefillq tenants create' and 'update' store",
                 remedy="Have an operator run 'prefillq tenants update' with this release.",
             ) from error
-        remedy = (
-            "Raise maxmemory or drop old results; nothing was written."
-            if isinstance(error, OutOfMemoryError)
-            else "See the Redis log."
-        )
-        raise RedisRefused("Redis refused a command", given=text[:200], remedy=remedy) from error
+        if isinstance(error, OutOfMemoryError):
+            raise RedisFull(
+                "Redis refused a command",
+                given=text[:200],
+                remedy="Raise maxmemory or drop old results; nothing was written.",
+            ) from error
+        raise RedisRefused(
+            "Redis refused a command", given=text[:200], remedy="See the Redis log."
+        ) from error
     except RedisError as error:
         raise RedisRefused("Redis failed", given=_without_arguments(str(error))[:200]) from error
 

@@ -22,9 +22,9 @@ from producer.desk import Desk, DirectBell, Parts, desk_of
 from producer.enqueue import Enqueue, Terms, submit, terms_of, wishes_of
 from producer.following import follow
 from producer.handle import succeeded
-from producer.patience import Patience
+from producer.patience import Pace, Patience
 from producer.validate import VariablesChecker
-from templates.lookup import VersionLookup
+from templates.lookup import SharedLookup
 
 _LOOK_S = 0.005  # between looks at notices in memory
 
@@ -67,7 +67,7 @@ class AsyncProducer:
         desk = Desk(
             jobs=JobCalls(server, settings),
             undo=JobCalls(undo_server, settings),
-            versions=VersionLookup(server),
+            versions=SharedLookup(server),
             bell=DirectBell(server),
         )
         return desk, lambda: AsyncNotices(client, settings)
@@ -146,8 +146,9 @@ class AsyncProducer:
         keys: Sequence[str] | None,
         sticky_keys: Sequence[str | None] | None,
     ) -> list[AsyncJobHandle]:
-        wishes = wishes_of(self._checker, terms, inputs, keys, sticky_keys)
-        enqueue = Enqueue(self._desk, self._checker, terms, wishes)
+        pace = Pace(asyncio.sleep)
+        wishes = await wishes_of(self._checker, terms, inputs, keys, sticky_keys, pace=pace)
+        enqueue = Enqueue(self._desk, self._checker, terms, wishes, pace=pace)
         job_ids = await submit(enqueue, self._patience, sleep=asyncio.sleep)
         return [self.handle(job_id) for job_id in job_ids]
 

@@ -16,7 +16,7 @@ from producer.desk import Parts, desk_of
 from producer.enqueue import Enqueue, Terms, submit, terms_of, wishes_of
 from producer.handle import JobHandle
 from producer.notices import Watcher
-from producer.patience import Patience, blocking_sleep
+from producer.patience import Pace, Patience, blocking_sleep
 from producer.validate import VariablesChecker
 from templates.registry import Registry
 
@@ -162,7 +162,8 @@ class Producer:
         keys: Sequence[str] | None,
         sticky_keys: Sequence[str | None] | None,
     ) -> list[JobHandle]:
-        wishes = wishes_of(self._checker, terms, inputs, keys, sticky_keys)
-        enqueue = Enqueue(desk_of(self._parts), self._checker, terms, wishes)
+        pace = Pace(blocking_sleep)
+        wishes = run_now(wishes_of(self._checker, terms, inputs, keys, sticky_keys, pace=pace))
+        enqueue = Enqueue(desk_of(self._parts), self._checker, terms, wishes, pace=pace)
         job_ids = run_now(submit(enqueue, self._patience, sleep=blocking_sleep))
         return [self.handle(job_id) for job_id in job_ids]

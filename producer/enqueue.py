@@ -28,7 +28,7 @@ from contract.keys import queue as queue_name
 from contract.types import Job, JobState
 from producer.bell import Ring
 from producer.desk import Desk
-from producer.patience import Patience
+from producer.patience import Pace, Patience
 from producer.tracing import sending
 from producer.validate import VariablesChecker
 from templates.rollouts.plain import check_key
@@ -63,12 +63,14 @@ def terms_of(template: str, deadline_s: float | None, *, use_cache: bool, stream
     return Terms(address=address, deadline_s=deadline_s, use_cache=use_cache, stream=stream)
 
 
-def wishes_of(
+async def wishes_of(
     checker: VariablesChecker,
     terms: Terms,
     inputs: Sequence[Mapping[str, Any]],
     keys: Sequence[str] | None,
     sticky_keys: Sequence[str | None] | None,
+    *,
+    pace: Pace,
 ) -> list[Wish]:
     """The jobs of a call, in order. Raises InvalidInput that names the item, counted from 0."""
     if keys is not None and (len(keys), len(set(keys))) != (len(inputs), len(inputs)):
@@ -86,15 +88,18 @@ def wishes_of(
     for key in sticky_keys or ():
         if key is not None:
             check_key("the sticky key", key)
-    return [
-        Wish(
-            job_id=new_job_id(terms.address.tenant),
-            variables=plain,
-            idempotency_key=None if keys is None else keys[place],
-            sticky_key=None if sticky_keys is None else sticky_keys[place],
+    wishes = []
+    for place, plain in enumerate(_plain(checker, inputs)):
+        wishes.append(
+            Wish(
+                job_id=new_job_id(terms.address.tenant),
+                variables=plain,
+                idempotency_key=None if keys is None else keys[place],
+                sticky_key=None if sticky_keys is None else sticky_keys[place],
+            )
         )
-        for place, plain in enumerate(_plain(checker, inputs))
-    ]
+        await pace.step()
+    return wishes
 
 
 async def submit(enqueue: Enqueue, patience: Patience, *, sleep: Sleep) -> list[str]:
@@ -126,10 +131,17 @@ class Enqueue:
     """The jobs of one call. `run` may be repeated after an error, and enqueues none twice."""
 
     def __init__(
-        self, desk: Desk, checker: VariablesChecker, terms: Terms, wishes: Sequence[Wish]
+        self,
+        desk: Desk,
+        checker: VariablesChecker,
+        terms: Terms,
+        wishes: Sequence[Wish],
+        *,
+        pace: Pace,
     ) -> None:
         self._desk, self._checker, self._terms = desk, checker, terms
         self._wishes = wishes
+        self._pace = pace
         self.address = terms.address
         self.job_ids = [wish.job_id for wish in wishes]
         self.traceparent = ""  # of the span that the call is in
@@ -182,6 +194,7 @@ class Enqueue:
             target = error
         chosen = {}
         for place, wish in enumerate(self._wishes):
+            await self._pace.step()
             if place in self._submitted:
                 continue
             try:

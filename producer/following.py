@@ -56,10 +56,14 @@ async def follow(
             lambda after=place: jobs.pieces(job_id, after, limit=_LIMIT),  # type: ignore[misc]
             sleep=sleep,
         )
+        fence = reader.fence
         for entry in entries:
             place, pause = entry.id, ASK_S
             for piece in reader.read(entry):
                 yield piece
+        if result is not None and 0 < fence < reader.fence:
+            # It may be that of a dead job, which was revived after the look at the record.
+            result = (await patience.wait_for(look, sleep=sleep)).result
         if entries and not reader.ended:
             state_at = time.monotonic() + STATE_S
             if len(entries) == _LIMIT or result is not None:
@@ -74,12 +78,7 @@ async def follow(
             state_at = time.monotonic() + STATE_S
             if result is not None:
                 continue
-        if give_up is not None and time.monotonic() >= give_up:
-            raise TimedOut(
-                "the stream has not ended in time",
-                given=job_id,
-                remedy="The job goes on: read on after the last piece's entry.",
-            )
+        _check_time(job_id, give_up)
         await sleep(pause)
         pause = min(LONGEST_ASK_S, pause * 1.2)
 
@@ -89,6 +88,15 @@ async def _resumed(jobs: JobDesk, job_id: str, place: str) -> PieceReader:
     if entry is None:
         raise entry_gone(job_id, place)
     return PieceReader(entry)
+
+
+def _check_time(job_id: str, give_up: float | None) -> None:
+    if give_up is not None and time.monotonic() >= give_up:
+        raise TimedOut(
+            "the stream has not ended in time",
+            given=job_id,
+            remedy="The job goes on: read on after the last piece's entry.",
+        )
 
 
 def _not_streamed(job_id: str) -> Conflict:

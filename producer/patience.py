@@ -13,11 +13,27 @@ from contract.errors import RedisUnreachable
 T = TypeVar("T")
 
 RETRY_S = 0.25
+TURN_S = 0.005  # of work without a pause
 
 
 async def blocking_sleep(seconds: float) -> None:
     """`Sleep` of what runs over a blocking client."""
-    time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
+    if seconds:  # a pause is for others in the loop, and there are none
+        time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
+
+
+class Pace:
+    """Of a long piece of work: lets the event loop's others have a turn now and then."""
+
+    def __init__(self, sleep: Sleep) -> None:
+        self._sleep = sleep
+        self._since = time.monotonic()
+
+    async def step(self) -> None:
+        """Between two items, whatever one takes."""
+        if time.monotonic() - self._since >= TURN_S:
+            await self._sleep(0)
+            self._since = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -79,10 +80,9 @@ class VersionLookup:
 
     async def get(self, ref: VersionRef) -> PublishedVersion:
         """See `templates.reading.RegistryReader.get`."""
-        with self._lock:
-            if kept := self._kept.get(ref):
-                self._kept.move_to_end(ref)
-                return kept[0]
+        return self._found(ref) or await self._read(ref)
+
+    async def _read(self, ref: VersionRef) -> PublishedVersion:
         [data] = await ask(
             self._server, command("GET", keys.version(ref.tenant, ref.template, ref.digest))
         )
@@ -117,6 +117,13 @@ class VersionLookup:
         )
         labels = "" if latest == 0 else await self._labels_text(tenant, name)
         return nothing_at(address, read_names(names), latest, labels)
+
+    def _found(self, ref: VersionRef) -> PublishedVersion | None:
+        with self._lock:
+            if kept := self._kept.get(ref):
+                self._kept.move_to_end(ref)
+                return kept[0]
+        return None
 
     def _keep(self, version: PublishedVersion, size: int) -> None:
         with self._lock:
@@ -157,6 +164,32 @@ class VersionLookup:
     async def _labels_text(self, tenant: str, name: str) -> str:
         [found] = await ask(self._server, command("HGETALL", keys.labels(tenant, name)))
         return labels_text(readable_labels(tenant, name, found))
+
+
+class SharedLookup(VersionLookup):
+    """The same for an event loop, whose callers at once share one read of a version: a thousand
+    first submits would each read and unpack it.
+    """
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self._reads: dict[VersionRef, asyncio.Task[PublishedVersion]] = {}
+
+    async def get(self, ref: VersionRef) -> PublishedVersion:
+        """As `VersionLookup.get`; a caller that is cancelled leaves the others their read."""
+        if found := self._found(ref):
+            return found
+        read = self._reads.get(ref)
+        if read is None or read.done():
+            read = self._reads[ref] = asyncio.create_task(self._read(ref))
+            read.add_done_callback(lambda done: self._forget(ref, done))
+        return await asyncio.shield(read)
+
+    def _forget(self, ref: VersionRef, done: asyncio.Task[PublishedVersion]) -> None:
+        if self._reads.get(ref) is done:
+            del self._reads[ref]
+        if not done.cancelled():
+            done.exception()  # all who waited may be cancelled: then nobody else looks at it
 
 
 def labels_text(labels: Mapping[str, int]) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from worker.engine.stopping import Decode
 
 _HALF = "\ufffd"  # what decoders make of a character whose other bytes have not come yet
+_LONGEST = 4  # bytes of a character, and each id that has text has one or more
+_PENDING = 2 * _LONGEST  # ids for which a character may be waited for
 
 
 class SafeText:
@@ -33,13 +35,32 @@ class SafeText:
     def _whole(self) -> str:
         """What the newest id adds, once it ends a character."""
         before = self._decode(self._ids[: self._known])
-        text = self._decode(self._ids)
+        text, end = self._decode(self._ids), len(self._ids)
         if text.endswith(_HALF) or not text.startswith(before):
-            return ""
+            if end - self._known <= _PENDING:
+                return ""
+            text, end = self._overdue(before, text)
         if text != before:  # a token without text, such as the end of the sequence, moves nothing
             self._ids = self._ids[self._known :]
-            self._known = len(self._ids)
+            self._known = end - self._known
         return text[len(before) :]
+
+    def _overdue(self, before: str, text: str) -> tuple[str, int]:
+        """The text so far and how many ids it is of, where no character is as long as what waits:
+        the model means U+FFFD, or its bytes are no characters. `before` if it can wait still.
+        """
+        late = len(self._ids) - self._known > _PENDING + _LONGEST
+        # The last few may begin a character all the same: cut where both sides come to the whole.
+        for end in range(len(self._ids) - 1, len(self._ids) - 1 - _LONGEST, -1):
+            head, tail = self._decode(self._ids[:end]), self._decode(self._ids[end:])
+            clean = tail and head + tail == text and head.startswith(before)
+            # Some decoders take all bytes of a run for broken until the last is there, and so a
+            # cut is sure only behind an id that added no character: it ended one.
+            if clean and (late or len(head) <= len(self._decode(self._ids[: end - 1]))):
+                return head, end
+        if late:
+            return before + self._decode(self._ids[self._known :]), len(self._ids)
+        return before, 0
 
     def _release(self) -> str:
         if self._stopped:

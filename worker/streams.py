@@ -5,7 +5,7 @@ a few times a second, turns new ids into text and writes what all jobs have new 
 Nothing is queued beside the ids: while Redis is slow or away the next piece of a job becomes
 longer, and the engine never notices. What is held is at most the answers of the running jobs, and
 the ends of MAX_ENDED others; of more than those the oldest are dropped, and their readers take the
-rest from the result.
+rest from the result. So is a stream whose pieces Redis refuses for a reason that does not pass.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
-from contract.errors import PrefillqError
-from contract.job_store import COMMIT_GRACE_S, PieceWrite
+from contract.errors import PrefillqError, RedisFull, RedisUnreachable
+from contract.job_store import COMMIT_GRACE_S, MAX_DEADLINE_S, PieceWrite
 from contract.logs import get_logger
 from contract.pieces import Entry, Kind
 from contract.settings import Settings
@@ -77,7 +77,9 @@ class AnswerStream:
         self.result: Result | None = None  # once it is committed
         self.ended = False  # and readers know
         self._ttl_s = settings.result_ttl_s
+        # A producer can write both times: what Redis is asked to keep has a bound.
         life_s = (job.deadline_at or job.created_at) - job.created_at
+        life_s = min(max(0.0, life_s), MAX_DEADLINE_S)
         self._keep_s = life_s + settings.result_ttl_s + COMMIT_GRACE_S
         # Under an older fence there may be text of an attempt that came to nothing.
         self._turn = _Turn(0, None, announced=job.fence <= 1)
@@ -171,7 +173,10 @@ class AnswerStreams:
                 self._close([stream])
 
     def flush(self) -> bool:
-        """Write what all have new, in one pipeline; False when Redis did not take it."""
+        """Write what all have new, in one pipeline; False when Redis is away or full.
+
+        A stream that is refused for another reason is dropped: it would be refused for ever.
+        """
         due = [
             (stream, *found)
             for stream in self._streams()
@@ -179,18 +184,34 @@ class AnswerStreams:
         ]
         if not due:
             return True
-        try:
-            outcomes = self._store.write_pieces([write for _, write, _ in due])
-        except PrefillqError as error:
-            outcomes = [error] * len(due)
-        refused = None
+        waits, over = None, []
+        outcomes = self._write([write for _, write, _ in due])
         for (stream, write, turn), outcome in zip(due, outcomes, strict=True):
-            if outcome is None:
-                stream.was_written(write, turn)
-            refused = refused or outcome
-        self._note(refused)
-        self._close([stream for stream, _, _ in due if stream.ended])
-        return refused is None
+            match outcome:
+                case None:
+                    stream.was_written(write, turn)
+                    if stream.ended:
+                        over.append(stream)
+                case RedisUnreachable() | RedisFull():
+                    waits = outcome
+                case _:
+                    log.warning("answer_stream_refused", job_id=stream.job.id, error=str(outcome))
+                    over.append(stream)
+        self._note(waits)
+        self._close(over)
+        return waits is None
+
+    def _write(self, writes: Sequence[PieceWrite]) -> Sequence[Exception | None]:
+        """What became of each."""
+        try:
+            return self._store.write_pieces(writes)
+        except (RedisUnreachable, RedisFull) as error:
+            return [error] * len(writes)
+        except Exception as error:  # noqa: BLE001 - its stream is dropped with it
+            if len(writes) == 1:
+                return [error]
+            # It may be about one of them: the others are not to suffer for it.
+            return [outcome for write in writes for outcome in self._write([write])]
 
     def _due(self, stream: AnswerStream) -> tuple[PieceWrite, _Turn] | None:
         try:
@@ -229,6 +250,17 @@ class AnswerStreams:
     def _loop(self) -> None:
         while not self._stop.is_set():
             self._some.wait()
-            self._stop.wait(INTERVAL_S if self.flush() else RETRY_S)
+            self._stop.wait(INTERVAL_S if self._flushed() else RETRY_S)
         if not self._fails:
-            self.flush()
+            self._flushed()
+
+    def _flushed(self) -> bool:
+        """As `flush`, whatever happens: without this thread what is open would grow for ever."""
+        try:
+            return self.flush()
+        except Exception:
+            log.exception("answer_streams_crashed")
+            with self._lock:
+                streams = list(self._open.values())
+            self._close(streams)
+            return False

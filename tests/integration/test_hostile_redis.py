@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,15 +12,18 @@ from click.testing import CliRunner, Result as Ran
 from contract import keys
 from contract.codec import pack
 from contract.errors import CodecError, PrefillqError, RedisRefused
-from contract.ids import parse_address
+from contract.ids import new_job_id, parse_address
+from contract.records import RedisJobStore
 from contract.redis_client import Client
 from contract.settings import Settings
+from contract.types import Job, VersionRef
 from contract.worker_reports import list_workers
 from producer.cli import main
 from producer.client import Producer
 from templates.registry import Registry
 from tests.support.published import COMPILED, MODEL, make_spec
 from worker.catalog import Catalog
+from worker.streams import AnswerStreams
 
 JOB = "acme." + "0" * 32
 
@@ -188,3 +193,27 @@ def test_notices_that_are_none_end_no_wait(
             for rubbish in (b"\xff", b"x" * 10_000):
                 client.publish(keys.notices("acme"), rubbish)
             assert job.outcome(30).text == "echo: x"
+
+
+def test_any_deadline_leaves_a_stream_that_expires(client: Client, settings: Settings) -> None:
+    """One that a producer wrote far beyond what Redis can count; and of another type of key in a
+    stream's place no other stream hears.
+    """
+    streams = AnswerStreams(RedisJobStore(client, settings), settings)
+    ref = VersionRef(tenant="acme", template="triage", version=1, digest="d" * 64)
+    far, good = (
+        Job(id=new_job_id("acme"), ref=ref, variables={}, stream=True, deadline_at=deadline_at)
+        for deadline_at in (9e60, 60.0)
+    )
+    bad = replace(good, id=new_job_id("acme"))
+    client.set(keys.pieces(bad.id), b"x")
+    with ExitStack() as stack:
+        for job in (far, bad, good):
+            stream = stack.enter_context(streams.open(job))
+            assert stream is not None
+            stream.begin((), lambda ids: "a" * len(ids))(1)
+        assert streams.flush()
+        assert [stream.job for stream in streams._open.values()] == [far, good]
+    for job in (far, good):
+        assert client.xlen(keys.pieces(job.id)) == 1
+        assert client.pttl(keys.pieces(job.id)) > 0

@@ -93,6 +93,27 @@ def test_nothing_follows_the_end() -> None:
     assert read([text("d", 3)], reader) == []
 
 
+def test_a_revived_job_streams_again() -> None:
+    """Its dead attempt wrote an end; the next claim has a newer fence, and begins anew."""
+    reader = PieceReader()
+    dead, end = text("abc", 0), Entry(kind="end", fence=1)
+    assert [piece.kind for piece in read([dead, end], reader)] == ["text"]
+    again = [Entry(kind="restart", fence=2), text("xy", 0, fence=2), text("z", 2, fence=2)]
+    pieces = read([*again, text("late", 3)], reader)
+    assert [(p.kind, p.text) for p in pieces] == [("restart", ""), ("text", "xy"), ("text", "z")]
+    assert not reader.ended
+    assert read([Entry(kind="end", fence=2), again[1], end], reader) == []
+    assert reader.ended
+
+
+def test_an_end_of_a_text_that_was_not_read_ends_it() -> None:
+    """What of it was written twice and comes behind begins nothing anew."""
+    reader = PieceReader()
+    end = Entry(kind="end", fence=2)
+    assert [p.text for p in read([text("abc", 0), end, text("x", 0, fence=2)], reader)] == ["abc"]
+    assert reader.ended
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, RedisError, ResponseError
 
-from contract.errors import RedisRefused
+from contract.errors import RedisFull, RedisRefused
 from contract.redis_client import errors_explained, text
 from contract.settings import Settings
 
@@ -28,6 +28,14 @@ def test_commands_are_left_out(error: RedisError) -> None:
     ):
         raise error
     assert "planted" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("error", "full"), [(OutOfMemoryError, True), (ResponseError, False)])
+def test_a_full_redis_is_told_from_one_that_never_will(error: type[RedisError], full: bool) -> None:
+    """Memory may come free; whoever can wait does."""
+    with pytest.raises(RedisRefused) as caught, errors_explained(Settings()):
+        raise error("command not allowed")
+    assert isinstance(caught.value, RedisFull) is full
 
 
 def test_a_reply_that_is_no_text_is_escaped() -> None:

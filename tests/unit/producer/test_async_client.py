@@ -6,15 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from contract.errors import Conflict, InvalidInput, JobFailed, NotFound, RedisUnreachable, TimedOut
 from contract.ids import new_job_id
-from contract.job_store import PieceWrite
+from contract.job_store import Claimed, JobView, PieceWrite
 from contract.pieces import Entry, joined
-from contract.types import JobState
+from contract.types import JobState, Result
 from producer import async_notices
 from producer.async_client import AsyncJobHandle, AsyncProducer
 from producer.desk import Parts
@@ -217,6 +218,28 @@ def test_handles_are_equal_by_id(rig: Rig) -> None:
     asyncio.run(scenario())
 
 
+def test_the_loop_goes_on_while_many_are_submitted(rig: Rig) -> None:
+    """Others have their turns while 5,000 inputs are checked, over parts that never wait."""
+
+    async def scenario() -> None:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with opened(rig) as producer:
+            running = asyncio.create_task(others())
+            handles = await producer.submit_many("acme/triage", [TICKET] * 5000)
+            running.cancel()
+        assert len(handles) == 5000
+        assert turns >= 10
+
+    asyncio.run(scenario())
+
+
 # --- streams, of either producer
 
 
@@ -289,3 +312,62 @@ def test_a_cancelled_job_ends_its_stream(rig: Rig) -> None:
     [end] = handle.stream(timeout=10)
     assert (end.kind, end.status) == ("end", JobState.CANCELLED)
     assert end.to_dict() == {"event": "end", "attempt": 0, "status": "cancelled"}
+
+
+def _die(rig: Rig, job_id: str) -> int:
+    """Use all attempts up; the last one's fence, under which a text and an end are written."""
+    state: JobState | None = JobState.QUEUED
+    while state is JobState.QUEUED:
+        claim = rig.store.claim(job_id, "w1", 60)
+        assert isinstance(claim, Claimed)
+        failed = Result(job_id=job_id, ref=claim.job.ref, status=JobState.FAILED)
+        state = rig.store.retry(failed, claim.job.fence, 0.0)
+    fence = claim.job.fence
+    _write(rig, job_id, replace(_text("abc", 0), fence=fence), Entry(kind="end", fence=fence))
+    return fence
+
+
+def _write_anew(rig: Rig, job_id: str, fence: int) -> None:
+    restart = Entry(kind="restart", fence=fence)
+    _write(rig, job_id, restart, replace(_text("bil", 0), fence=fence))
+
+
+def test_a_revived_jobs_stream_goes_on(rig: Rig) -> None:
+    """Whoever reads it past the end of the dead attempt is given the next one's text."""
+    handle = rig.producer.submit("acme/triage", TICKET, stream=True)
+    stream = handle.stream(timeout=10)
+    fence = _die(rig, handle.id)
+    rig.store.revive(handle.id)
+    assert next(stream).text == "abc"
+    _write_anew(rig, handle.id, fence + 1)
+    assert [next(stream).kind, next(stream).text] == ["restart", "bil"]
+    rig.run(handle.id)
+    assert [(p.kind, p.text) for p in stream] == [("text", "ling"), ("end", "")]
+
+
+def test_the_result_of_a_dead_attempt_ends_no_revived_stream(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read from the record just before the job was revived, it is looked for again."""
+    handle = rig.producer.submit("acme/triage", TICKET, stream=True)
+    look, looks, fence = rig.store.get, 0, 0
+
+    def revived_meanwhile(job_id: str) -> JobView:
+        nonlocal looks, fence
+        looks += 1
+        view = look(job_id)
+        if looks == 1:
+            fence = _die(rig, job_id)
+        elif looks == 2:
+            assert view.result is not None
+            rig.store.revive(job_id)
+            _write_anew(rig, job_id, fence + 1)
+        elif looks == 3:
+            rig.run(job_id)
+            view = look(job_id)
+        return view
+
+    monkeypatch.setattr(rig.store, "get", revived_meanwhile)
+    pieces = list(handle.stream(timeout=10))
+    assert joined(pieces) == "billing"
+    assert pieces[-1].status is JobState.SUCCEEDED

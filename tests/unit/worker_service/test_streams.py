@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from structlog.testing import capture_logs
 
-from contract.errors import PrefillqError, RedisUnreachable
-from contract.job_store import PieceWrite
+from contract.errors import PrefillqError, RedisFull, RedisRefused, RedisUnreachable
+from contract.job_store import COMMIT_GRACE_S, MAX_DEADLINE_S, PieceWrite
 from contract.pieces import Entry, PieceReader, joined
 from contract.settings import Settings
 from contract.types import Job, JobState, Result, VersionRef
+from tests.support.waiting import until
 from worker import streams as streams_module
 from worker.streams import AnswerStreams
 
@@ -46,12 +49,16 @@ class Pages:
     def __init__(self) -> None:
         self.calls: list[list[PieceWrite]] = []
         self.error: PrefillqError | None = None
+        self.refused: dict[str, PrefillqError] = {}  # by job id
+        self.breaks_on = ""  # a job id
 
     def write_pieces(self, writes: Sequence[PieceWrite]) -> list[PrefillqError | None]:
         if self.error is not None:
             raise self.error
+        if self.breaks_on in [write.job_id for write in writes]:
+            raise UnicodeError("broken")
         self.calls.append(list(writes))
-        return [None] * len(writes)
+        return [self.refused.get(write.job_id) for write in writes]
 
     def entries(self, of: Job) -> list[Entry]:
         return [e for call in self.calls for w in call if w.job_id == of.id for e in w.entries]
@@ -255,3 +262,97 @@ def test_a_crash_of_the_decoder_stops_no_other_stream(streams: AnswerStreams, pa
     streams.flush()
     assert pages.entries(bad) == []
     assert pages.read(good, second.result) == "A"
+
+
+def test_a_refused_stream_is_dropped_and_stops_no_other(
+    streams: AnswerStreams, pages: Pages
+) -> None:
+    """Its pieces are offered once; the others are written at their pace, and it is logged once."""
+    bad, good = job("bad"), job("good")
+    pages.refused[bad.id] = RedisRefused("wrong kind of value")
+    with streams.open(bad) as first, streams.open(good) as second, capture_logs() as logs:
+        assert first is not None
+        assert second is not None
+        tokens = [first.begin((), decode), second.begin((), decode)]
+        for id_ in b"ABC":
+            for on_token in tokens:
+                on_token(id_)
+            assert streams.flush()
+        first.result, second.result = result(bad, "ABC"), result(good, "ABC")
+    assert streams.flush()
+    assert [entry.text for entry in pages.entries(bad)] == ["A"]
+    assert [entry.text for entry in pages.entries(good)] == ["A", "B", "C", ""]
+    assert [log["job_id"] for log in logs if log["event"] == "answer_stream_refused"] == [bad.id]
+    assert not streams._open
+
+
+@pytest.mark.parametrize("error", [RedisFull("no memory"), RedisUnreachable("loading")], ids=repr)
+def test_what_may_pass_is_waited_for(
+    streams: AnswerStreams, pages: Pages, error: PrefillqError
+) -> None:
+    """Also when Redis says so of one piece."""
+    it = job()
+    pages.refused[it.id] = error
+    with streams.open(it) as stream:
+        assert stream is not None
+        stream.begin((), decode)(65)
+        assert not streams.flush()
+        pages.calls, pages.refused = [], {}
+        stream.result = result(it, "A")
+    assert streams.flush()
+    assert [(e.kind, e.text) for e in pages.entries(it)] == [("text", "A"), ("end", "")]
+
+
+def test_a_piece_that_cannot_be_sent_stops_no_other(streams: AnswerStreams, pages: Pages) -> None:
+    """The call fails as a whole: each is tried alone, and the one that fails then is dropped."""
+    bad, good = job("bad"), job("good")
+    pages.breaks_on = bad.id
+    with streams.open(bad) as first, streams.open(good) as second:
+        assert first is not None
+        assert second is not None
+        first.begin((), decode)(65)
+        second.begin((), decode)(65)
+        assert streams.flush()
+        second.result = result(good, "A")
+    assert streams.flush()
+    assert [(e.kind, e.text) for e in pages.entries(good)] == [("text", "A"), ("end", "")]
+    assert not streams._open
+
+
+def test_the_thread_outlives_what_nobody_thought_of(
+    streams: AnswerStreams, pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives up what is open then, and writes what is opened later."""
+    monkeypatch.setattr(streams_module, "RETRY_S", 0.0)
+    crash = Mock(side_effect=RuntimeError("broken"))
+    lost, it = job("lost"), job("later")
+    with monkeypatch.context() as patch:
+        patch.setattr(streams, "_note", crash)
+        streams.start()
+        with streams.open(lost) as stream:
+            assert stream is not None
+            stream.begin((), decode)(65)
+            stream.result = result(lost, "A")
+        until(lambda: crash.called and not streams._open)
+    with streams.open(it) as stream:
+        assert stream is not None
+        stream.begin((), decode)(65)
+        stream.result = result(it, "A")
+    streams.stop()
+    assert pages.entries(it)[-1].kind == "end"
+
+
+@pytest.mark.parametrize(
+    ("deadline_at", "life_s"),
+    [(9e60, MAX_DEADLINE_S), (-9e60, 0.0), (None, 0.0)],
+    ids=["far", "past", "none"],
+)
+def test_what_redis_is_asked_to_keep_has_a_bound(
+    streams: AnswerStreams, pages: Pages, deadline_at: float | None, life_s: float
+) -> None:
+    """A producer can write any deadline into its record."""
+    with streams.open(replace(job(), deadline_at=deadline_at)) as stream:
+        assert stream is not None
+        stream.begin((), decode)(65)
+        streams.flush()
+    assert pages.calls[0][0].keep_s == life_s + 100 + COMMIT_GRACE_S
