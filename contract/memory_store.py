@@ -149,9 +149,10 @@ class MemoryJobStore:
             if limit is not None and self._waiting(job, now) >= limit:
                 return queue_full(job, limit)
             limits = self._limits.get(tenant, TenantLimits())
-            queued = self._of(tenant, JobState.QUEUED)
-            if limits.max_queued is not None and len(queued) >= limits.max_queued:
-                return over_queued(tenant, limits.max_queued)
+            most_queued = limits.max_queued
+            # All records are looked through for it: only where there is a limit.
+            if most_queued is not None and len(self._of(tenant, JobState.QUEUED)) >= most_queued:
+                return over_queued(tenant, most_queued)
             if (rate := limits.rate_per_s) is not None:
                 most = max(1.0, rate)
                 tokens, at = self._buckets.get(tenant, (most, now))
