@@ -289,18 +289,18 @@ def test_a_pattern_that_names_nothing_is_told(
     """Of a template for other weights too; excluding needs only a template of that name."""
     publish(registry, "acme/triage")
     publish(registry, "acme/theirs", model=OTHER)
-    catalog = make_catalog("acme/*", "acme/theirs", "zen/*", exclude=["acme/theirs", "x/y"])
+    catalog = make_catalog("acme/*", "acme/theirs", "globex/*", exclude=["acme/theirs", "x/y"])
     catalog.refresh()
-    pins = [Pin(pattern="acme/tri*"), Pin(pattern="zen/*", label="canary")]
+    pins = [Pin(pattern="acme/tri*"), Pin(pattern="globex/*", label="canary")]
     assert catalog.idle_patterns(pins) == [
         ("--template", "acme/theirs"),
-        ("--template", "zen/*"),
+        ("--template", "globex/*"),
         ("--exclude", "x/y"),
-        ("--pin", "zen/*@canary"),
+        ("--pin", "globex/*@canary"),
     ]
-    publish(registry, "zen/tea")
+    publish(registry, "globex/tea")
     catalog.refresh()
-    assert ("--template", "zen/*") not in catalog.idle_patterns(pins)
+    assert ("--template", "globex/*") not in catalog.idle_patterns(pins)
 
 
 def retire_all(registry: Registry, address: str, version: int = 1) -> None:

@@ -106,6 +106,6 @@ def test_a_version_that_is_lost_is_an_error(five: Registry, pins: JobStore, clie
     """It names the version and what to do."""
     ref = find_orphans(five, pins)[0].ref
     client.delete(f"pq:acme:template:triage:version:{ref.digest}")
-    five._kept.clear()
+    five._lookup._kept.clear()
     with pytest.raises(NotFound, match="Publish the template again"):
         find_orphans(five, pins)
