@@ -124,9 +124,10 @@ class JobRunner:
             return None
         committed = with_commit_time(committed, commit_s)
         log_finished(committed)
-        self._watcher.attempt_ended("ended")
         self._watcher.attempt_answered(claim.job, committed)
         self._watcher.job_finished(committed)
+        # Last: whoever sees all attempts ended sees what came of them.
+        self._watcher.attempt_ended("ended")
         if committed.status is JobState.SUCCEEDED:
             # The record, which a tenant writes, named a version that there is.
             self._used(committed.ref)
@@ -148,8 +149,8 @@ class JobRunner:
         if state is JobState.FAILED:
             log.error("job_dead", job_id=result.job_id, attempt=result.attempt, error=code)
             log_finished(result)
-            self._watcher.attempt_ended("dead")
             self._watcher.job_finished(result)
+            self._watcher.attempt_ended("dead")
             return result
         self._watcher.attempt_ended(_end_of(state))
         log.warning(

@@ -116,6 +116,7 @@ def test_submit_passes_everything_on(producer: _Producer, tmp_path: Path) -> Non
         "sticky_key": None,
         "deadline_s": 5.0,
         "use_cache": False,
+        "stream": False,
     }
     assert producer.submitted == [("acme/triage@2", {"ticket": "a=b", "price": 1}, options)]
 
