@@ -31,7 +31,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 # Listed without importing the commands: their modules may need what is not installed.
 _SUMMARIES = {
-    "bench": "Measure the engine, alone and beside its peers.",
+    "bench": "Measure the engine, alone and beside its peers, and the queue around it.",
     "demo": "Start Redis and a worker here, publish the examples, run jobs, show results, stop.",
     "models": "Fetch models and see which are at hand.",
     "report": "Make one HTML page of what workers logged: latency, cache, tokens, cost.",

@@ -191,6 +191,22 @@ def tiny_llama(smollm2: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -
     return make_tiny_llama(folder, tokenizer_from=smollm2.path)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _loggers_keep_no_set_up() -> Iterator[None]:
+    """A module's logger that kept one test's set-up would hide its lines from `capture_logs` after.
+
+    Services set it up once, and keep it for speed.
+    """
+    configure = structlog.configure
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            structlog,
+            "configure",
+            lambda **given: configure(**given | {"cache_logger_on_first_use": False}),
+        )
+        yield
+
+
 @pytest.fixture
 def logging_as_before() -> Iterator[None]:
     """Log set-up is global; a test that changes it leaves it as it was."""

@@ -261,6 +261,7 @@ def test_an_unforeseen_error_reaches_the_waiters_and_is_not_for_ever(
 
 def test_closing_ends_waits_and_the_thread(store: Store) -> None:
     """Whoever waits gets an error; a wait after the end is refused; the thread is gone."""
+    before = set(threading.enumerate())
     watcher = Watcher(store)
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(lambda: list(watcher.ended([store.add()], 30)))
@@ -271,7 +272,8 @@ def test_closing_ends_waits_and_the_thread(store: Store) -> None:
     with pytest.raises(PrefillqError, match="closed"):
         list(watcher.ended([store.add()], 1))
     watcher.close()
-    assert "prefillq-watcher" not in {thread.name for thread in threading.enumerate()}
+    after = set(threading.enumerate()) - before
+    assert "prefillq-watcher" not in {thread.name for thread in after}
     assert store.open_streams == 0
 
 

@@ -15,7 +15,7 @@ from contract.errors import Conflict, NotFound, RedisRefused, RedisUnreachable, 
 from contract.load import Sight
 from scale.endpoint import Endpoint, Pages
 from scale.formula import Goal
-from scale.keda import value_location
+from scale.keda import Cluster, scaled_objects
 from scale.rows import model_rows, rows_of
 from scale.watching import Seen
 from tests.unit.scale.test_agreement import AGREED
@@ -81,7 +81,8 @@ def test_keda_finds_its_number() -> None:
     """At the valueLocation that the ScaledObject names, and it is a number."""
     status, body = ask(Looker(), "/templates/acme/notes")
     assert status == 200
-    desired = at(body, value_location(MODEL))
+    (shown,) = scaled_objects([NAMED], Goal(wait_s=10.0), Cluster(endpoint="http://scale"))
+    desired = at(body, shown["spec"]["triggers"][0]["metadata"]["valueLocation"])
     assert type(desired) is int
     assert desired == 1
     assert at(body, f"models.{MODEL}.waiting") == 3

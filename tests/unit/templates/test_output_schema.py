@@ -158,7 +158,8 @@ def test_what_cannot_be_enforced_is_refused_by_name(name: str) -> None:
     with pytest.raises(SpecInvalid, match=r"output\.schema") as refused:
         spec(schema)
     assert reason in str(refused.value)
-    assert time.process_time() - began < 2
+    # Seconds for what is just too large, under coverage's tracer; ages for what doubles 60 times.
+    assert time.process_time() - began < 10
     assert len(str(refused.value)) < 1000
 
 
