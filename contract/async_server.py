@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from contract import keys
 from contract.calls import BATCH, Call, add, explained
@@ -25,7 +27,10 @@ from contract.redis_client import AsyncClient, errors_explained
 from contract.scripts import ScriptLibrary, Scripts
 from contract.settings import Settings
 
+T = TypeVar("T")
+
 CONNECTIONS = 4
+_LOOKS = 20  # at a reply, before it is given up
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,13 +40,22 @@ class _Waiting:
 
 
 class AsyncServer:
-    """`contract.calls.Server` over redis-py's asyncio client. Belongs to one event loop."""
+    """`contract.calls.Server` over redis-py's asyncio client. Belongs to one event loop.
+
+    A pipeline has `timeout_s`, or the settings' time, for all of its replies.
+    """
 
     def __init__(
-        self, client: AsyncClient, settings: Settings, library: ScriptLibrary | None = None
+        self,
+        client: AsyncClient,
+        settings: Settings,
+        library: ScriptLibrary | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> None:
         self._client: Any = client
         self._settings = settings
+        self._timeout_s = settings.redis_timeout_s if timeout_s is None else timeout_s
         self._scripts = None if library is None else Scripts(client, settings, library)
         self._line: deque[_Waiting] = deque()
         self._senders: set[asyncio.Task[None]] = set()
@@ -100,7 +114,7 @@ class AsyncServer:
             with errors_explained(self._settings):
                 pipe = self._client.pipeline(transaction=False)
                 add(pipe, calls[start : start + BATCH], self._scripts)
-                replies += await pipe.execute(raise_on_error=False)
+                replies += await within(self._timeout_s, pipe.execute(raise_on_error=False))
         return [explained(reply, self._settings) for reply in replies]
 
     def _take(self) -> list[_Waiting]:
@@ -130,6 +144,28 @@ class AsyncServer:
                 each.replies.set_exception(own)
 
 
+async def within(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Its result. Raises redis-py's TimeoutError when it has none after `seconds` of a loop that
+    runs.
+
+    A loop that somebody's work holds up comes to its timers late, and to a reply that has arrived
+    just as late: asyncio's own timeouts, which are redis-py's, then end the wait for what is
+    there. Here a hold-up costs one look of `_LOOKS`, however long it is.
+    """
+    task = asyncio.ensure_future(coroutine)
+    try:
+        for _ in range(_LOOKS):
+            done, _ = await asyncio.wait({task}, timeout=seconds / _LOOKS)
+            if done:
+                return task.result()
+    finally:
+        if not task.done():
+            task.cancel()  # redis-py drops the connection then: its reply is nobody else's
+            await asyncio.wait({task})
+            task.cancelled() or task.exception()  # asked for, else asyncio warns of it
+    raise RedisTimeoutError(f"no reply within {seconds:g} s")
+
+
 class AsyncNotices:
     """As `contract.records.RedisNotices`, in an event loop."""
 
@@ -142,7 +178,7 @@ class AsyncNotices:
         channel = keys.notices(tenant)
         self._tenants[channel] = tenant
         with errors_explained(self._settings):
-            await self._pubsub.subscribe(channel)
+            await within(self._settings.redis_timeout_s, self._pubsub.subscribe(channel))
 
     async def next(self, timeout: float) -> Notice | None:  # noqa: ASYNC109 - as NoticeStream's
         with errors_explained(self._settings):

@@ -10,20 +10,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from contract import keys
-from contract.calls import Run, Server, ask, command
+from contract.calls import Run, Server, ask, command, groups
 from contract.described import describe
 from contract.errors import PrefillqError
 from contract.ids import new_job_id, tenant_of
-from contract.job_store import (
-    COMMIT_GRACE_S,
-    MAX_SCORES,
-    JobView,
-    Notice,
-    Submission,
-    Submitted,
+from contract.job_checks import check_score, check_submission
+from contract.job_refusals import (
     already_ended,
-    check_score,
-    check_submission,
     key_taken,
     no_such_job,
     not_succeeded,
@@ -33,6 +26,7 @@ from contract.job_store import (
     template_moved,
     too_many_scores,
 )
+from contract.job_store import COMMIT_GRACE_S, MAX_SCORES, JobView, Notice, Submission, Submitted
 from contract.pieces import Entry, read_entries
 from contract.record_hash import asked, state_of, view_of
 from contract.redis_client import text
@@ -69,11 +63,14 @@ class JobCalls:
     ) -> list[Submitted | PrefillqError]:
         for submission in submissions:
             check_submission(submission)
-        replies = await self._server.ask_each([self._submit(each) for each in submissions])
-        return [
-            reply if isinstance(reply, PrefillqError) else _submitted(submission, reply)
-            for submission, reply in zip(submissions, replies, strict=True)
-        ]
+        outcomes: list[Submitted | PrefillqError] = []
+        for group in groups(submissions):  # an event loop has its turn between two
+            replies = await self._server.ask_each([self._submit(each) for each in group])
+            outcomes += [
+                reply if isinstance(reply, PrefillqError) else _submitted(submission, reply)
+                for submission, reply in zip(group, replies, strict=True)
+            ]
+        return outcomes
 
     def _submit(self, submission: Submission) -> Run:
         job, key = submission.job, submission.idempotency_key
@@ -160,13 +157,16 @@ class JobCalls:
         raise unexpected("score", reply)
 
     async def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
-        replies = await ask(
-            self._server, *(job_script(self._settings, "state", job_id) for job_id in job_ids)
-        )
-        return [
-            None if reply is None else state_of(job_id, reply)
-            for job_id, reply in zip(job_ids, replies, strict=True)
-        ]
+        found: list[JobState | None] = []
+        for group in groups(job_ids):
+            replies = await ask(
+                self._server, *(job_script(self._settings, "state", job_id) for job_id in group)
+            )
+            found += [
+                None if reply is None else state_of(job_id, reply)
+                for job_id, reply in zip(group, replies, strict=True)
+            ]
+        return found
 
     async def pieces(self, job_id: str, after: str, *, limit: int) -> list[Entry]:
         [found] = await ask(

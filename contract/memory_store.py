@@ -17,6 +17,20 @@ from contract import keys
 from contract.codec import pack, unpack
 from contract.errors import PrefillqError
 from contract.ids import tenant_of
+from contract.job_checks import check_ended, check_limits, check_score, check_submission
+from contract.job_ends import end_without_result, fit_result, outcome_of, with_commit_time
+from contract.job_refusals import (
+    already_ended,
+    key_taken,
+    no_such_job,
+    not_dead,
+    not_succeeded,
+    over_queued,
+    over_rate,
+    queue_full,
+    template_moved,
+    too_many_scores,
+)
 from contract.job_store import (
     COMMIT_GRACE_S,
     MAX_SCORES,
@@ -34,24 +48,6 @@ from contract.job_store import (
     Submission,
     Submitted,
     TenantLimits,
-    already_ended,
-    check_ended,
-    check_limits,
-    check_score,
-    check_submission,
-    end_without_result,
-    fit_result,
-    key_taken,
-    no_such_job,
-    not_dead,
-    not_succeeded,
-    outcome_of,
-    over_queued,
-    over_rate,
-    queue_full,
-    template_moved,
-    too_many_scores,
-    with_commit_time,
 )
 from contract.pieces import Entry
 from contract.settings import Settings

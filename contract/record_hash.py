@@ -23,7 +23,8 @@ from typing import Any
 from contract.codec import pack, unpack
 from contract.errors import CodecError
 from contract.ids import tenant_of
-from contract.job_store import JobView, end_without_result, with_commit_time
+from contract.job_ends import end_without_result, with_commit_time
+from contract.job_store import JobView
 from contract.redis_client import text
 from contract.types import Job, JobState, Result, VersionRef
 

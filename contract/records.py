@@ -22,6 +22,9 @@ from contract.codec import pack
 from contract.errors import InvalidInput, PrefillqError
 from contract.ids import tenant_of
 from contract.job_calls import JobCalls, job_script, outlives_ms, read_notice, unexpected
+from contract.job_checks import check_ended, check_limits
+from contract.job_ends import fit_result, outcome_of
+from contract.job_refusals import no_such_job, not_dead
 from contract.job_store import (
     Claimed,
     Doorbell,
@@ -38,12 +41,6 @@ from contract.job_store import (
     Submission,
     Submitted,
     TenantLimits,
-    check_ended,
-    check_limits,
-    fit_result,
-    no_such_job,
-    not_dead,
-    outcome_of,
 )
 from contract.pieces import MAX_ENTRIES, Entry
 from contract.pinned import count_pinned

@@ -46,7 +46,8 @@ SENTINEL_TIMEOUT_S = 0.5
 
 def connect(settings: Settings, *, timeout_s: float | None = None) -> Client:
     """A client for `settings.redis_url`; nothing is sent before the first command."""
-    options = _options(settings, timeout_s, Retry)
+    seconds = settings.redis_timeout_s if timeout_s is None else timeout_s
+    options = _options(settings, seconds, Retry)
     if settings.redis_url.startswith(SENTINEL):
         client: Client = _connect_by_sentinel(
             settings.redis_url, options, Sentinel, _MasterClient, Retry
@@ -55,9 +56,12 @@ def connect(settings: Settings, *, timeout_s: float | None = None) -> Client:
     return redis.Redis.from_url(settings.redis_url, **options)
 
 
-def connect_async(settings: Settings, *, timeout_s: float | None = None) -> AsyncClient:
-    """As `connect`, for the event loop that sends the first command."""
-    options = _options(settings, timeout_s, AsyncRetry)
+def connect_async(settings: Settings) -> AsyncClient:
+    """A client for the event loop that sends the first command.
+
+    It waits for ever: whoever asks it sets a time, with `contract.async_server.within`.
+    """
+    options = _options(settings, None, AsyncRetry)
     if settings.redis_url.startswith(SENTINEL):
         client: AsyncClient = _connect_by_sentinel(
             settings.redis_url, options, AsyncSentinel, _AsyncMasterClient, AsyncRetry
@@ -66,8 +70,7 @@ def connect_async(settings: Settings, *, timeout_s: float | None = None) -> Asyn
     return redis.asyncio.Redis.from_url(settings.redis_url, **options)
 
 
-def _options(settings: Settings, timeout_s: float | None, retry: Any) -> dict[str, Any]:
-    seconds = settings.redis_timeout_s if timeout_s is None else timeout_s
+def _options(settings: Settings, seconds: float | None, retry: Any) -> dict[str, Any]:
     over_tcp = not settings.redis_url.startswith("unix")
     return {
         "socket_timeout": seconds,
@@ -124,7 +127,9 @@ def _connect_by_sentinel(
     address = parse_sentinel_url(url)
     return sentinel(
         address.sentinels,
-        sentinel_kwargs=sentinel_options(url, timeout_s=options["socket_timeout"], retry=retry),
+        sentinel_kwargs=sentinel_options(
+            url, timeout_s=options["socket_timeout"] or SENTINEL_TIMEOUT_S, retry=retry
+        ),
     ).master_for(
         address.master,
         redis_class=client,

@@ -58,11 +58,13 @@ class AsyncProducer:
 
     def _over_redis(self, settings: Settings) -> tuple[Desk, Callable[[], AsyncNoticeStream]]:
         client = connect_async(settings)
-        undo_client = connect_async(
-            settings, timeout_s=min(UNDO_TIMEOUT_S, settings.redis_timeout_s)
-        )
         server = AsyncServer(client, settings, job_library())
-        undo_server = AsyncServer(undo_client, settings, job_library())
+        undo_server = AsyncServer(
+            connect_async(settings),
+            settings,
+            job_library(),
+            timeout_s=min(UNDO_TIMEOUT_S, settings.redis_timeout_s),
+        )
         self._servers = [server, undo_server]
         desk = Desk(
             jobs=JobCalls(server, settings),

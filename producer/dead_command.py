@@ -131,7 +131,7 @@ def drop(settings: Settings, *, job_ids: tuple[str, ...], as_json: bool) -> None
 
 
 def _the_dead(store: JobStore, job_id: str) -> JobView:
-    from contract.job_store import not_dead
+    from contract.job_refusals import not_dead
 
     view = store.get(job_id)
     if not view.dead:

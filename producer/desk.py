@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from contract.calls import Server, ask
+from contract.calls import Server, ask, groups
 from contract.doorbell import ring_last
 from contract.errors import PrefillqError
 from contract.ids import TemplateAddress
@@ -134,4 +134,5 @@ class DirectBell:
         self._server = server
 
     async def ring(self, rings: Iterable[Ring]) -> None:
-        await ask(self._server, *(ring_last(one.job_id, one.queue) for one in rings))
+        for group in groups(tuple(rings)):  # an event loop has its turn between two
+            await ask(self._server, *(ring_last(one.job_id, one.queue) for one in group))

@@ -23,7 +23,8 @@ from contract.errors import (
     TemplateMoved,
 )
 from contract.ids import TemplateAddress, new_job_id, parse_address
-from contract.job_store import Submission, Submitted, check_submission, usable_key
+from contract.job_checks import check_submission, usable_key
+from contract.job_store import Submission, Submitted
 from contract.keys import queue as queue_name
 from contract.types import Job, JobState
 from producer.bell import Ring

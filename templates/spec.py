@@ -22,7 +22,7 @@ from contract.codec import check_plain
 from contract.described import describe
 from contract.errors import InvalidInput, SpecInvalid
 from contract.ids import check_name
-from contract.job_store import MAX_DEADLINE_S
+from contract.job_checks import MAX_DEADLINE_S
 from templates.metaschema import check_metaschema
 from templates.output_schema import check_output_schema
 from templates.placeholders import variables_in

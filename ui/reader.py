@@ -2,8 +2,8 @@
 
 A look is a handful of round trips, whatever there is: every key is known by its name from the sets
 of tenants and templates, and nothing is searched for. Of jobs only the fields are read that are
-shown, and of those none that is longer than it should be; the fields with text in them are left
-where they are.
+shown, and of those none that is longer than it should be; the fields with text in them are read for
+the page of one job alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from redis.exceptions import ResponseError
 from contract import keys
 from contract.errors import CodecError, NotFound
 from contract.ids import is_name, tenant_of
-from contract.job_store import TenantLimits, no_such_job
+from contract.job_refusals import no_such_job
+from contract.job_store import TenantLimits
 from contract.load import load_library
 from contract.logs import get_logger
 from contract.record_hash import view_of
@@ -57,10 +58,12 @@ _FIELDS = (
     "cancel_requested",
 )
 _RESULT_FIELDS = ("result", "commit_s")
+_TEXT_FIELDS = ("input",)
 _JOURNAL = 30
 _AT_ONCE = 500  # commands in one pipeline
 _RECORDS_AT_ONCE = 100  # in one script: Redis serves nobody else meanwhile
 _LONGEST = 200  # bytes of a field; prefillq writes none of `_FIELDS` longer
+_LONGEST_TEXT = 4 * 1024 * 1024  # of an answer or variables: a page with more helps nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,16 +144,19 @@ class Reader:
         """Raises NotFound, for jobs that are not to be shown too, and CodecError."""
         if not self.scope.covers(tenant_of(job_id)) or not self.scope.records:
             raise no_such_job(job_id)
-        key = keys.job(job_id)
+        texts = (*_RESULT_FIELDS, *(_TEXT_FIELDS if with_text else ()))
         with errors_explained(self._settings):
             pipe = self._client.pipeline(transaction=False)
             pipe.time()
-            if with_text:
-                pipe.hgetall(key)
-            else:
-                pipe.hmget(key, *_FIELDS, *_RESULT_FIELDS)
-            time, reply = pipe.execute()
-        record = reply if with_text else record_of((*_FIELDS, *_RESULT_FIELDS), reply)
+            for longest, names in ((_LONGEST, _FIELDS), (_LONGEST_TEXT, texts)):
+                self._scripts.add(
+                    "fields", keys=[keys.job(job_id)], args=[longest, *names], pipe=pipe
+                )
+            time, [facts], [answer] = pipe.execute()
+        for reply in (facts, answer):
+            if isinstance(reply, bytes):
+                raise CodecError("a job has a field that is too long to show", given=text(reply))
+        record = record_of(_FIELDS, facts or ()) | record_of(texts, answer or ())
         if b"state" not in record:
             raise no_such_job(job_id)
         return JobSight(at=seconds_of(time), view=view_of(job_id, record), with_text=with_text)

@@ -16,9 +16,9 @@ _NO_INPUT = pack({})
 
 
 def record_of(names: Sequence[str], reply: Sequence[bytes | None]) -> dict[bytes, bytes]:
-    """A record without its input, as `view_of` reads one."""
+    """A record as `view_of` reads one, where need be without its input."""
     found = {n.encode(): value for n, value in zip(names, reply, strict=False) if value is not None}
-    return {**found, b"input": _NO_INPUT} if found else {}
+    return {b"input": _NO_INPUT, **found} if found else {}
 
 
 def ids_of(tenant: str, found: Iterable[Any] | None) -> list[str]:

@@ -10,7 +10,7 @@ from starlette.datastructures import QueryParams
 
 from contract.errors import InvalidInput, NotFound, PrefillqError
 from contract.ids import tenant_of
-from contract.job_store import no_such_job
+from contract.job_refusals import no_such_job
 from ui.look import JobRow, JobSight, Look, TemplateSight
 from ui.reader import Reader
 from ui.watch import Away, Seen, Watch

@@ -9,7 +9,8 @@ from contextlib import nullcontext
 from typing import TypeVar
 
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
-from contract.job_store import JobStore, Refused, with_commit_time
+from contract.job_ends import with_commit_time
+from contract.job_store import JobStore, Refused
 from contract.logs import get_logger
 from contract.types import Job, JobState, Result, VersionRef
 from worker.answer import JobAnswers

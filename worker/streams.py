@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from contract.errors import PrefillqError, RedisFull, RedisUnreachable
-from contract.job_store import COMMIT_GRACE_S, MAX_DEADLINE_S, PieceWrite
+from contract.job_checks import MAX_DEADLINE_S
+from contract.job_store import COMMIT_GRACE_S, PieceWrite
 from contract.logs import get_logger
 from contract.pieces import Entry, Kind
 from contract.settings import Settings

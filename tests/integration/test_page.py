@@ -361,6 +361,20 @@ def test_a_long_field_is_not_read(
     listed = _get(page, "/jobs")
     assert good in listed
     assert not any(job_id in listed for job_id in (other_type, *bad))
+    for job_id in bad:
+        assert "too long to show" in _get(page, f"/jobs/{job_id}", 500)
+
+
+@pytest.mark.parametrize("field", ["input", "result"])
+def test_a_text_that_no_page_can_hold_is_not_read(
+    settings: Settings, data: PageData, client: Any, field: str
+) -> None:
+    """A tenant's users may write it by hand; the page of its job says so."""
+    data.publish()
+    [job_id] = data.submit("acme/reply-draft")
+    client.hset(keys.job(job_id), field, b"x" * (reader._LONGEST_TEXT + 1))
+    with page_app(settings, show_text=True) as app:
+        assert "too long to show" in _get(TestClient(app), f"/jobs/{job_id}", 500)
 
 
 def test_redis_away_and_back(tmp_path: Any) -> None:

@@ -22,7 +22,8 @@ from contract.errors import (
     RedisRefused,
 )
 from contract.ids import new_job_id
-from contract.job_store import MAX_DEADLINE_S, Claimed, JobStore, Submission
+from contract.job_checks import MAX_DEADLINE_S
+from contract.job_store import Claimed, JobStore, Submission
 from contract.records import RedisJobStore
 from contract.redis_client import Client, connect
 from contract.settings import Settings

@@ -11,7 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from contract.errors import PrefillqError, RedisFull, RedisRefused, RedisUnreachable
-from contract.job_store import COMMIT_GRACE_S, MAX_DEADLINE_S, PieceWrite
+from contract.job_checks import MAX_DEADLINE_S
+from contract.job_store import COMMIT_GRACE_S, PieceWrite
 from contract.pieces import Entry, PieceReader, joined
 from contract.settings import Settings
 from contract.types import Job, JobState, Result, VersionRef
