@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from contract.errors import PrefillqError
@@ -12,6 +13,8 @@ from contract.logs import get_logger
 from worker.leases import LeaseKeeper
 
 log = get_logger(__name__)
+
+_LOOK_S = 0.1
 
 
 class DeviceLost(PrefillqError):
@@ -24,8 +27,9 @@ class DeviceLost(PrefillqError):
 class Shutdown:
     """Told once, the worker finishes what the grace period allows; told twice, it gives all back.
 
-    `request` may be called from a signal handler. A third one ends the process there and then:
-    the leases of what still ran will run out.
+    `request` may be called from a signal handler, which may come in the midst of another, so it
+    takes no lock. A third one ends the process there and then: the leases of what still ran will
+    run out.
     """
 
     def __init__(
@@ -34,40 +38,45 @@ class Shutdown:
         self._leases = leases
         self._grace_s = grace_s
         self._end = end
-        self._asked = threading.Event()
-        self._now = threading.Event()
+        self._asked = False
+        self._now = False
         threading.Thread(target=self._follow, name="shutdown", daemon=True).start()
 
     @property
     def draining(self) -> bool:
         """True once no job may be taken any more."""
-        return self._asked.is_set()
+        return self._asked
 
     def request(self, *, at_once: bool = False) -> None:
         """Ask the worker to end. Repeated or with `at_once` it gives its jobs back."""
-        if self._now.is_set():
+        if self._now:
             self._end(1)
-        if self._asked.is_set() or at_once:
-            self._now.set()
-        self._asked.set()
+        if self._asked or at_once:
+            self._now = True
+        self._asked = True
 
     def _follow(self) -> None:
-        self._asked.wait()
+        while not self._asked:
+            time.sleep(_LOOK_S)
         log.info("worker_draining", running=self._leases.running, grace_s=self._grace_s)
-        grace_over = not self._now.wait(self._grace_s)
-        # Also those claimed just before the request was seen.
-        while running := self._leases.running:
-            log.info("jobs_returned", running=running, grace_over=grace_over)
-            self._leases.return_all()
-            threading.Event().wait(0.2)
+        grace_over_at = time.monotonic() + self._grace_s
+        while not self._now and time.monotonic() < grace_over_at:
+            time.sleep(_LOOK_S)
+        # To the very end: a claim that was on its way may come yet.
+        while True:
+            if running := self._leases.running:
+                log.info("jobs_returned", running=running, grace_over=not self._now)
+                self._leases.return_all()
+            time.sleep(_LOOK_S)
 
 
 class Watchdog:
-    """Ends the process when jobs run and none has made a step for `limit_s` seconds.
+    """Ends the process when jobs run and none has made a step for `limit_s` seconds, or when one
+    that was to stop has made none for as long.
 
     A wedged device answers nothing and raises nothing, while leases are renewed: without this its
-    jobs would hang until their deadlines. The process is beyond a clean stop; the leases run out
-    and others take the jobs.
+    jobs would hang for ever. The process is beyond a clean stop; the leases run out and others
+    take the jobs.
     """
 
     def __init__(

@@ -72,6 +72,11 @@ class HeldLease:
         """Make the engine stop at its next step."""
         self._stop = reason
 
+    @property
+    def stops(self) -> bool:
+        """True once it was told to."""
+        return self._stop is not None
+
 
 class LeaseKeeper:
     """All leases this worker holds, and the threads that look after them."""
@@ -122,9 +127,13 @@ class LeaseKeeper:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since any running job made a step; 0 when none runs."""
-        asked_at = [lease.asked_at for lease in self._all()]
-        return time.monotonic() - max(asked_at) if asked_at else 0.0
+        """Seconds since any running job made a step, or since the last one of a job that was to
+        stop, whichever is more; 0 when none runs.
+        """
+        leases, now = self._all(), time.monotonic()
+        last = max((lease.asked_at for lease in leases), default=now)
+        stuck = min((lease.asked_at for lease in leases if lease.stops), default=now)
+        return now - min(last, stuck)
 
     def return_all(self) -> None:
         """Make every running job stop at its next step, to be given back."""
