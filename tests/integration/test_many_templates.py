@@ -18,9 +18,9 @@ RATIO = 2.0  # goal, also of 1,000 templates against 10: `prefillq bench templat
 def test_many_templates_cost_a_job_less_than_twice_as_much(smollm2: ModelFolder) -> None:
     """200 of 20 tenants against 10 of 10: submit, claim, and one look of `scale` at one of them."""
     assert smollm2.path.is_dir()  # whose tokenizer the bench takes
+    size = ["--templates=200", "--tenants=20", "--jobs=30", "--rounds=3"]
     run = subprocess.run(
-        [sys.executable, "-m", "bench.many_templates", "--templates=200", "--tenants=20"]
-        + ["--jobs=30", "--rounds=3", "--json"],
+        [sys.executable, "-m", "bench.many_templates", *size, "--json"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
