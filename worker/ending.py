@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -71,24 +72,37 @@ class Shutdown:
 
 
 class Watchdog:
-    """Ends the process when jobs run and none has made a step for `limit_s` seconds, or when one
-    that was to stop has made none for as long.
+    """Ends the process when jobs run and neither any of them nor the engine has made a step for
+    `limit_s` seconds, or when one that was to stop has made none for four times as long.
 
     A wedged device answers nothing and raises nothing, while leases are renewed: without this its
-    jobs would hang for ever. The process is beyond a clean stop; the leases run out and others
-    take the jobs.
+    jobs would hang for ever. A prefix that takes long is no such thing: jobs wait for it, and the
+    engine steps. The process is beyond a clean stop; the leases run out and others take the jobs.
     """
 
     def __init__(
-        self, leases: LeaseKeeper, *, limit_s: float, end: Callable[[int], None] = os._exit
+        self,
+        leases: LeaseKeeper,
+        *,
+        limit_s: float,
+        stepped_at: Callable[[], float] = lambda: -math.inf,  # the engine, on the monotonic clock
+        end: Callable[[int], None] = os._exit,
     ) -> None:
         self._leases = leases
         self._limit_s = limit_s
+        self._stepped_at = stepped_at
         self._end = end
 
     def look(self) -> None:
         """End the process if the engine has been silent for too long."""
-        if (silent_s := self._leases.silent_s) > self._limit_s:
-            log.error("device_wedged", silent_s=round(silent_s), running=self._leases.running)
+        silent_s = min(self._leases.silent_s, time.monotonic() - self._stepped_at())
+        stuck_s = self._leases.stuck_s
+        if silent_s > self._limit_s or stuck_s > 4 * self._limit_s:
+            log.error(
+                "device_wedged",
+                silent_s=round(silent_s),
+                stuck_s=round(stuck_s),
+                running=self._leases.running,
+            )
             sys.stderr.flush()
             self._end(DeviceLost.exit_code)

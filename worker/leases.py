@@ -127,13 +127,15 @@ class LeaseKeeper:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since any running job made a step, or since the last one of a job that was to
-        stop, whichever is more; 0 when none runs.
-        """
-        leases, now = self._all(), time.monotonic()
-        last = max((lease.asked_at for lease in leases), default=now)
-        stuck = min((lease.asked_at for lease in leases if lease.stops), default=now)
-        return now - min(last, stuck)
+        """Seconds since any running job made a step; 0 when none runs."""
+        now = time.monotonic()
+        return now - max((lease.asked_at for lease in self._all()), default=now)
+
+    @property
+    def stuck_s(self) -> float:
+        """The longest that a job that was to stop has made no step; 0 when there is none."""
+        now = time.monotonic()
+        return now - min((lease.asked_at for lease in self._all() if lease.stops), default=now)
 
     def return_all(self) -> None:
         """Make every running job stop at its next step, to be given back."""

@@ -188,6 +188,8 @@ class JobRunner:
         except (RedisUnreachable, RedisRefused):
             raise  # the job is not to blame
         except EngineClosed as error:
+            if not self._draining():  # it ended by itself, and so must the process
+                self._device_lost()
             raise JobReturned("the engine was closed") from error
         except PrefillqError as error:
             return failed_with(error)

@@ -122,15 +122,25 @@ def test_silent_engine_ends_the_process_with_its_own_status(leases: LeaseKeeper)
     assert len(ended) == 1, "nothing runs any more"
 
 
+def test_an_engine_that_steps_is_not_silent(leases: LeaseKeeper) -> None:
+    """All jobs wait for one long prefix: no step of theirs, but many of the engine's."""
+    ended: list[int] = []
+    watchdog = Watchdog(leases, limit_s=0.2, stepped_at=time.monotonic, end=ended.append)
+    with leases.hold("acme." + "0" * 32, 1):
+        time.sleep(0.25)
+        watchdog.look()
+    assert ended == []
+
+
 def test_one_job_that_does_not_stop_ends_the_process(leases: LeaseKeeper) -> None:
     """Its lease is renewed and others make steps; only it hangs, outside of the engine."""
     ended: list[int] = []
-    watchdog = Watchdog(leases, limit_s=0.2, end=ended.append)
+    watchdog = Watchdog(leases, limit_s=0.1, end=ended.append)
     with (
         leases.hold("acme." + "0" * 32, 1) as hangs,
         leases.hold("acme." + "1" * 32, 1) as goes_on,
     ):
-        time.sleep(0.25)
+        time.sleep(0.45)
         goes_on.beat()
         watchdog.look()
         assert ended == [], "nobody told it to stop"
