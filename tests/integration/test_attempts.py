@@ -282,7 +282,8 @@ def test_revived_job_has_all_its_attempts_and_a_new_deadline(rig: Rig) -> None:
     assert rig.store.dead("acme", limit=5) == []
     assert overdue(rig) == [job_id], "should the ring be lost, the janitor's is not"
     claim = rig.claim(job_id)
-    assert (claim.job.attempt, claim.job.fence) == (1, fence + 1)
+    assert claim.job.attempt == 1
+    assert claim.job.fence > fence
     assert rig.store.commit(answer(claim), claim.job.fence) is not None
     late = bury(rig)
     rig.store.revive(late, deadline_s=30)

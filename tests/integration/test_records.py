@@ -76,7 +76,7 @@ def test_a_job_goes_from_queued_to_running_to_succeeded(rig: Rig) -> None:
     assert queued.job.deadline_at - queued.job.created_at == pytest.approx(60)
     rig.advance(5)
     claim = rig.claim(job_id)
-    assert (claim.job.attempt, claim.job.fence) == (1, 1)
+    assert claim.job.attempt == 1
     assert claim.queued_s == pytest.approx(5, abs=2)
     running = rig.store.get(job_id)
     assert (running.state, running.worker) == (JobState.RUNNING, "w1")
@@ -283,7 +283,8 @@ def test_a_released_job_is_queued_again_and_the_attempt_does_not_count(rig: Rig)
     view = rig.store.get(claim.job.id)
     assert (view.state, view.worker, view.job.attempt) == (JobState.QUEUED, "", 0)
     again = rig.claim(claim.job.id, "w2")
-    assert (again.job.attempt, again.job.fence) == (1, 2)
+    assert again.job.attempt == 1
+    assert again.job.fence > claim.job.fence
     assert not rig.store.commit(answer(claim), claim.job.fence)
 
 
@@ -346,7 +347,8 @@ def test_a_claim_whose_reply_was_lost_is_not_lost(
     redis_store.submit(job, input_digest="i")
     claim = redis_store.claim(job.id, "w1", 10)
     assert isinstance(claim, Claimed)
-    assert (claim.job.attempt, claim.job.fence) == (1, 1)
+    assert claim.job.attempt == 1
+    assert redis_store.renew(job.id, claim.job.fence, 10) == "ok"
 
 
 # --- cancel and deadline
@@ -663,7 +665,7 @@ def test_an_index_entry_without_a_record_is_removed_by_whoever_finds_it(
 def test_a_text_longer_than_ours_goes_no_further(in_redis: Rig, client: Any, field: str) -> None:
     """A worker that claims such a record, which its producer wrote by hand, has no job of it."""
     job_id = in_redis.submit()
-    client.hset(keys.job(job_id), field, "planted" * 1000)
+    client.hset(keys.job(job_id), field, "planted" * 30)
     with pytest.raises(CodecError, match=f"{field} has more than") as caught:
         in_redis.claim(job_id)
     assert "planted" not in str(caught.value)

@@ -61,12 +61,17 @@ def scores(*rows: dict[int, float], vocabulary: int = 40) -> Tensor:
 NOTHING = scores()
 
 
+def probabilities(choices: Choices, first: Tensor, rest: list[Tensor]) -> tuple[float, ...]:
+    """Of raw scores [1, vocabulary] and, for each choice, [branch length, vocabulary]."""
+    return choices.probabilities(choices.kept(first)[0], [choices.kept(after) for after in rest])
+
+
 def test_different_first_tokens_decide() -> None:
     """Choices whose first tokens all differ need the prompt's own scores and nothing more."""
     choices = Choices(((10, 11, 12), (20,), (30, 31)), EOS)
     assert choices.branches == ((), (), ())
     assert choices.longest == 3
-    found = choices.probabilities(scores({10: 0.2, 20: 0.1, 30: 0.1})[0], [NOTHING] * 3)
+    found = probabilities(choices, scores({10: 0.2, 20: 0.1, 30: 0.1}), [NOTHING] * 3)
     assert found == pytest.approx((0.5, 0.25, 0.25))
 
 
@@ -76,8 +81,9 @@ def test_shared_first_token_compares_whole_choices() -> None:
     assert choices.branches == ((10,), (10, 12), ())
     assert choices.longest == 3
     after_10 = {11: 0.4, 12: 0.2}
-    found = choices.probabilities(
-        scores({10: 0.5, 20: 0.3})[0],
+    found = probabilities(
+        choices,
+        scores({10: 0.5, 20: 0.3}),
         [scores(after_10), scores(after_10, {13: 0.5}), NOTHING],
     )
     likely = (0.5 * 0.4, 0.5 * 0.2 * 0.5, 0.3)
@@ -91,8 +97,9 @@ def test_end_tells_a_choice_from_one_that_it_begins() -> None:
     assert choices.branches == ((10,), (10, 11), (20, 21))
     assert choices.longest == 3
     after_10 = {11: 0.6, 2: 0.1, 3: 0.2}
-    found = choices.probabilities(
-        scores({10: 0.5, 20: 0.25})[0],
+    found = probabilities(
+        choices,
+        scores({10: 0.5, 20: 0.25}),
         [scores(after_10), scores(after_10, {2: 0.5}), scores({21: 0.8}, {3: 1.0 - 1e-9})],
     )
     likely = (0.5 * 0.3, 0.5 * 0.6 * 0.5, 0.25 * 0.8)
@@ -108,10 +115,19 @@ def test_only_choices_with_a_common_beginning_take_an_end() -> None:
 def test_unlikely_choices_still_add_up() -> None:
     """Probabilities that underflow on their own are a share all the same."""
     choices = Choices(((10,), (20,)), EOS)
-    raw = torch.zeros(40)
-    raw[10], raw[20], raw[0] = -900.0, -901.0, 900.0
-    found = choices.probabilities(raw, [torch.zeros(0, 40)] * 2)
+    raw = torch.zeros(1, 40)
+    raw[0, 10], raw[0, 20], raw[0, 0] = -900.0, -901.0, 900.0
+    found = probabilities(choices, raw, [NOTHING] * 2)
     assert found == pytest.approx((0.7310586, 0.2689414))
+
+
+def test_what_is_kept_is_small() -> None:
+    """Of a large vocabulary only what a choice or an end needs; the same however it is cut."""
+    choices = Choices(((10, 11), (10, 12)), EOS)
+    raw = torch.randn(200, 5000)
+    kept = choices.kept(raw)
+    assert kept.shape == (200, 3 + len(EOS))
+    assert torch.equal(kept, torch.cat([choices.kept(raw[:7]), choices.kept(raw[7:])]))
 
 
 def test_choices_that_cannot_be_told_apart_are_refused() -> None:
