@@ -13,7 +13,7 @@ import pytest
 
 from contract.errors import PrefillqError
 from worker.engine.fake import FakeEngine
-from worker.prefix.cache import EntryTooLarge, HitsAndMisses, PrefixCache
+from worker.prefix.cache import BUILDS, EntryTooLarge, HitsAndMisses, PrefixCache
 from worker.prefix.entry import PrefixEntry, PrefixKey
 
 SIZE = 10
@@ -321,3 +321,29 @@ def test_many_threads_and_few_bytes_keep_the_books_balanced(build: Builder) -> N
             job.result(30)
     assert wrong == []
     assert all(line.leases == 0 for line in cache.entries())
+
+
+def test_few_entries_are_built_at_once(build: Builder) -> None:
+    """What is being built is beyond the budget: the first jobs of many versions come together."""
+    cache, now, most = PrefixCache(max_bytes=100 * SIZE), 0, 0
+    lock = threading.Lock()
+
+    def slow(wanted: PrefixKey) -> PrefixEntry:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.05)
+        with lock:
+            now -= 1
+        return build(wanted)()
+
+    def lease(number: int) -> None:
+        wanted = key(f"v{number}")
+        with cache.lease(wanted, lambda: slow(wanted)):
+            pass
+
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(lease, range(12)))
+    assert most == BUILDS
+    assert len(cache.entries()) == 12
