@@ -54,6 +54,19 @@ def test_workers_of_the_template_and_model_count() -> None:
     assert made.concurrency_known
 
 
+def test_a_model_without_a_version_in_use_is_said_to_be_retired() -> None:
+    """By name, in its row and in its model's, and no worker is wanted where nothing waits."""
+    idle = replace(AGREED, waiting=0, running=0, recent=Flow(seconds=60.0), kept=Flow(seconds=60.0))
+    gone = replace(NAMED, models={}, retired={"a" * 12: "tiny"})
+    sight = Sight(now=0.0, loads=(idle,), workers=(), unacked=0)
+    for goal, desired in ((GOAL, 0), (replace(GOAL, minimum=2), 2)):
+        for rows in (rows_of(sight, [gone], goal), model_rows(sight, [gone], goal)):
+            assert [(r.model, r.retired, r.desired) for r in rows] == [("tiny", True, desired)]
+    assert not row().retired
+    [whole] = model_rows(sight, [gone, replace(NAMED, template="mail")], GOAL)
+    assert not whole.retired, "one template still has a version for the model"
+
+
 def test_warm_is_per_labelled_version() -> None:
     """In memory now; a version without a prefix, or an engine that keeps none, is always warm."""
     assert row(report(), report(versions=[])).warm == {"1": 1, "2": 0, "3": 2}
