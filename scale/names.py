@@ -25,7 +25,7 @@ class Named:
     tenant: str
     template: str
     models: Mapping[str, str] = field(default_factory=dict)  # 12 hex digits -> the model's name
-    # The same of the models all of whose versions are retired: what they had may still wait and run.
+    # Of the models all of whose versions are retired; what they had may still wait and run.
     retired: Mapping[str, str] = field(default_factory=dict)
     # Model -> number of a version that a label names -> its digest, and whether it has a prefix.
     labelled: Mapping[str, Mapping[int, tuple[str, bool]]] = field(default_factory=dict)
