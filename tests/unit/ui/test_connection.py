@@ -19,7 +19,7 @@ from ui.live import LiveStream, Streams
 from ui.server import listen, make_config
 
 SLOW_S = 0.4
-PAGE = 4_000_000  # bytes: more than the kernel keeps for a socket that is not read
+PAGE = 8_000_000  # bytes: more than the kernel keeps for a socket that is not read
 
 
 @dataclass(slots=True)
