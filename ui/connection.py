@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -11,6 +12,9 @@ from contract.logs import get_logger
 log = get_logger(__name__)
 
 SLOW_S = 10.0
+# Bytes that the kernel keeps for a browser, and as many for itself. It tells of room once a third is
+# free; grown to megabytes, as by itself, that may be longer than SLOW_S for one that reads slowly.
+_KERNEL_BYTES = 64 * 1024
 
 
 class Connection(H11Protocol):
@@ -27,6 +31,9 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # Writing is paused as soon as anything is left over, so that `pause_writing` tells of it.
         transport.set_write_buffer_limits(high=0)
+        connected = transport.get_extra_info("socket")
+        if connected is not None:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
         super().connection_made(transport)
 
     def pause_writing(self) -> None:

@@ -26,6 +26,7 @@ from producer.client import Producer
 from templates.registry import Registry
 from tests.support.answering import Answering
 from tests.support.published import COMPILED, MODEL, make_spec
+from tests.support.waiting import until
 from worker.catalog import Catalog
 from worker.streams import AnswerStreams
 
@@ -227,7 +228,7 @@ def test_a_damaged_record_ends_its_own_wait_alone(
         own = pool.submit(bad.result, 30)
         among = producer.as_completed([bad, good, other], timeout=30)
         if when == "within":
-            producer._watcher._poll()  # all are waited for, and their records are looked at
+            until(lambda: len(producer._watcher._waits) == 3, what="all are waited for")
             _damage(client, bad.id, how)
         assert next(among) == bad
         with pytest.raises((CodecError, KeyDamaged)):
