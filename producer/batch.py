@@ -389,7 +389,7 @@ class _Flight(Generic[H]):
 
     def _write_ended(self, seconds: float) -> None:
         """What ends within that time; whether Redis is there the next submit will tell."""
-        ended = self._ended(max(0.0, seconds)) if self.running else iter(())
+        ended: Iterator[H] = self._ended(max(0.0, seconds)) if self.running else iter(())
         while True:
             try:
                 handle = next(ended)

@@ -12,8 +12,8 @@ from contract.logs import get_logger
 log = get_logger(__name__)
 
 SLOW_S = 10.0
-# Bytes that the kernel keeps for a browser, and as many for itself. It tells of room once a third is
-# free; grown to megabytes, as by itself, that may be longer than SLOW_S for one that reads slowly.
+# Bytes that the kernel keeps for a browser, and as many for itself. It tells of room once a third
+# is free; of the megabytes that it takes by itself, a slow reader may need longer for that.
 _KERNEL_BYTES = 64 * 1024
 
 
