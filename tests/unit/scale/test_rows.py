@@ -9,6 +9,7 @@ from contract.load import Flow, Sight
 from scale.formula import Goal
 from scale.names import Named
 from scale.rows import Assumed, Row, model_rows, read_workers, rows_of
+from scale.shown import _cells
 from tests.unit.scale.test_agreement import AGREED
 
 DIGEST, OTHER = "a" * 64, "b" * 64
@@ -62,6 +63,7 @@ def test_a_model_without_a_version_in_use_is_said_to_be_retired() -> None:
     for goal, desired in ((GOAL, 0), (replace(GOAL, minimum=2), 2)):
         for rows in (rows_of(sight, [gone], goal), model_rows(sight, [gone], goal)):
             assert [(r.model, r.retired, r.desired) for r in rows] == [("tiny", True, desired)]
+            assert {_cells(r)[-1] for r in rows} == {f"{'min' if desired else 'idle'}, retired"}
     assert not row().retired
     [whole] = model_rows(sight, [gone, replace(NAMED, template="mail")], GOAL)
     assert not whole.retired, "one template still has a version for the model"
