@@ -41,8 +41,9 @@ def submitted_at(ids: Sequence[str]) -> float | None:
     return min((int(job_id[-32:-20], 16) / 1000 for job_id in ids), default=None)
 
 
-def fairly(lists: Sequence[list[T]], most: int = MAX_ROWS) -> list[T]:
-    """At most so many, of each list as many as of the others."""
+def fairly(lists: Sequence[list[T]], most: int | None = None) -> list[T]:
+    """At most so many (MAX_ROWS), of each list as many as of the others."""
+    most = MAX_ROWS if most is None else most
     each = max(1, most // max(1, sum(map(bool, lists))))
     return [item for items in lists for item in items[:each]][:most]
 

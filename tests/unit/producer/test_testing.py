@@ -156,7 +156,7 @@ def test_an_answer_with_a_schema_is_data(stack: Stack) -> None:
         [
             '{"order": "A17", "price": 0.07}',
             '{"order": "planted"}',
-            '{"order": "A17", "planted": 1}',
+            '{"order": "A17", "other": "planted"}',
             '{"order": 17}',
             "{}",
             '{"order": "A1',
@@ -178,7 +178,7 @@ def test_an_answer_with_a_schema_is_data(stack: Stack) -> None:
         error = handle.outcome().error
         assert error is not None
         assert error.code == "answer_invalid"
-        assert "planted" not in error.message.replace("planted is not a field", "")
+        assert "planted" not in error.message
     assert asked[0].json_schema == schema
     stack.answer("acme/triage", '{"order": "A17"}')
     assert stack.producer.submit("acme/triage", TICKET).result().data is None
