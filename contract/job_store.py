@@ -15,13 +15,25 @@ from contract.pieces import Entry
 from contract.types import Job, JobState, Result
 
 Refusal = Literal[
-    "ended", "cancelled", "expired", "leased", "delayed", "limited", "dead", "not_found"
+    "ended",
+    "cancelled",
+    "expired",
+    "leased",
+    "delayed",
+    "limited",
+    "dead",
+    "suspect",
+    "damaged",
+    "not_found",
 ]
 Renewal = Literal["ok", "cancel_requested", "lost"]
 StopReason = Literal["cancelled", "expired", "lost"]
 Held = tuple[str, int]  # a claimed job's id and its fence
 
 MAX_SCORES = 16  # of one job
+# As often as its workers may have died while they ran a job beside others; then it runs alone, so
+# that the one that ends its workers takes no others with it. Of `Settings.max_attempts`.
+SUSPECT_CRASHES = 2
 # A record outlives its deadline by this and the result's TTL, so that a late commit finds it.
 COMMIT_GRACE_S = 3600.0
 
@@ -165,8 +177,14 @@ class JobStore(Protocol):
         """Erase a record that nobody claimed and only one submit has returned."""
         ...
 
-    def claim(self, job_id: str, worker_id: str, lease_s: float) -> Claimed | Refused:
-        """Take a queued job, or a running one whose lease ran out, for `lease_s` seconds."""
+    def claim(
+        self, job_id: str, worker_id: str, lease_s: float, *, alone: bool = False
+    ) -> Claimed | Refused:
+        """Take a queued job, or a running one whose lease ran out, for `lease_s` seconds.
+
+        One that is `suspect`, since SUSPECT_CRASHES of its workers died, is given only to a
+        caller that runs it `alone`.
+        """
         ...
 
     def renew(self, job_id: str, fence: int, lease_s: float) -> Renewal:

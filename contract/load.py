@@ -18,6 +18,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from contract import keys
+from contract.codec import unpack_unchecked
 from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained
 from contract.scripts import ScriptLibrary, Scripts
@@ -178,7 +179,8 @@ class LoadReader:
                 continue
             loads += _loads(tenant, json.loads(reply), unacked.get("queues"), recent)
         reports = [
-            read_report(i.decode("utf-8", "replace"), body)
+            # They name all templates and versions of a worker, of which few values are taken.
+            read_report(i.decode("utf-8", "replace"), body, unpacked=unpack_unchecked)
             for i, body in zip(ids, bodies, strict=True)
         ]
         seconds, micros = replies[0]

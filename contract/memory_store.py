@@ -34,6 +34,7 @@ from contract.job_refusals import (
 from contract.job_store import (
     COMMIT_GRACE_S,
     MAX_SCORES,
+    SUSPECT_CRASHES,
     Claimed,
     Doorbell,
     Held,
@@ -54,6 +55,10 @@ from contract.settings import Settings
 from contract.types import Job, JobState, Result
 
 _OUTCOMES = (JobState.SUCCEEDED, JobState.FAILED)
+_OTHER_ENDS: dict[JobState, Refusal] = {
+    JobState.CANCELLED: "cancelled",
+    JobState.EXPIRED: "expired",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +74,7 @@ class _Record:
     ring_at: float  # when it is overdue, while it is queued or running
     not_before: float = 0.0
     ended_attempt: int = 0
+    tried: int = 0
     dead: bool = False
     revived: bool = False
     cancel_requested: bool = False
@@ -213,13 +219,15 @@ class MemoryJobStore:
                 del self._first_of_key[tenant, idempotency_key]
         return True
 
-    def claim(self, job_id: str, worker_id: str, lease_s: float) -> Claimed | Refused:
+    def claim(
+        self, job_id: str, worker_id: str, lease_s: float, *, alone: bool = False
+    ) -> Claimed | Refused:
         tenant_of(job_id)
         with self._lock:
             record, free = self._settled(job_id)
             if record is None:
                 return Refused(reason="not_found", state=None)
-            if reason := self._refusal(record, free=free):
+            if reason := self._refusal(record, free=free, alone=alone):
                 return Refused(reason=reason, state=record.state)
             now, job = self._clock(), record.job
             self._held_back.pop(job_id, None)
@@ -229,14 +237,9 @@ class MemoryJobStore:
             record.lease_until = record.ring_at = now + lease_s
             return Claimed(job=record.job, queued_s=now - job.created_at)
 
-    def _refusal(self, record: _Record, *, free: bool) -> Refusal | None:
-        match record.state:
-            case JobState.CANCELLED:
-                return "cancelled"
-            case JobState.EXPIRED:
-                return "expired"
-            case state if state.ended:
-                return "ended"
+    def _refusal(self, record: _Record, *, free: bool, alone: bool) -> Refusal | None:
+        if record.state.ended:
+            return _OTHER_ENDS.get(record.state, "ended")
         if not free:
             return "leased"
         if record.not_before > self._clock():
@@ -245,6 +248,8 @@ class MemoryJobStore:
             self._bury(record)
             self._note_outcome(record, ("", 0, "attempts_exhausted"))
             return "dead"
+        if record.job.attempt - record.tried >= SUSPECT_CRASHES and not alone:
+            return "suspect"
         tenant = record.job.ref.tenant
         limit = self._limits.get(tenant, TenantLimits()).max_running
         others = [r for r in self._of(tenant, JobState.RUNNING) if r is not record]
@@ -365,6 +370,7 @@ class MemoryJobStore:
             else:
                 record.not_before = record.ring_at = self._clock() + delay_s
                 record.ended_attempt = fence
+                record.tried += 1
                 record.state, record.worker = JobState.QUEUED, ""
                 self._settled(result.job_id)
             return record.state
@@ -390,6 +396,7 @@ class MemoryJobStore:
             record.state, record.dead, record.cancel_requested = JobState.QUEUED, False, False
             record.result, record.finished_at, record.commit_s = None, None, 0.0
             record.not_before, record.ended_attempt, record.worker = 0.0, 0, ""
+            record.tried = 0
             record.revived = True
             return record.job.queue
 

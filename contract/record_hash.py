@@ -7,7 +7,8 @@
 - whose trace it belongs to: `traceparent`, if it was submitted within one
 - when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
 - who runs it: `attempt`, `fence`, `worker`, `claimed_at`, `lease_until`, `claim_token`
-- when it failed and may be tried again: `not_before`, `ended_attempt` (the fence of that attempt)
+- when it failed and may be tried again: `not_before`, `ended_attempt` (the fence of that attempt),
+  `tried` (how many attempts ended so; of the others that are over, the workers died)
 - how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`, `dead`, `revived`
 - what the answer was worth: `score:<name>`
 - book-keeping: `submits`
@@ -32,6 +33,11 @@ Hash = Mapping[bytes, bytes]
 
 _SCORE = b"score:"
 _WHOLE = re.compile(rb"-?[0-9]{1,18}")
+# What a worker reads of a record that it claims; all but the first are short.
+JOB_FIELDS = (
+    *("input", "template", "version", "digest", "queue", "use_cache", "created_at", "deadline_at"),
+    *("attempt", "fence", "rollout", "shadow", "traceparent", "stream"),
+)
 # Bytes at most, as prefillq writes it. A producer may write its records by hand, and a worker hands
 # these fields on to logs, traces and results.
 _LONGEST = {
@@ -67,9 +73,11 @@ def asked(job: Job) -> list[str | bytes | int]:
     ]
 
 
-def pairs(flat: Sequence[bytes]) -> Hash:
-    """A hash from the flat list in which a script returns it."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))
+def fields_of(names: Sequence[str], values: Sequence[bytes | None]) -> Hash:
+    """A record, or a part of it, from what HMGET returns."""
+    return {
+        name.encode(): value for name, value in zip(names, values, strict=True) if value is not None
+    }
 
 
 def job_of(job_id: str, record: Hash) -> Job:

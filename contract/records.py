@@ -26,6 +26,7 @@ from contract.job_checks import check_ended, check_limits
 from contract.job_ends import fit_result, outcome_of
 from contract.job_refusals import no_such_job, not_dead
 from contract.job_store import (
+    SUSPECT_CRASHES,
     Claimed,
     Doorbell,
     Held,
@@ -44,10 +45,10 @@ from contract.job_store import (
 )
 from contract.pieces import MAX_ENTRIES, Entry
 from contract.pinned import count_pinned
-from contract.record_hash import job_of, pairs, state_of, view_of
+from contract.record_hash import JOB_FIELDS, fields_of, job_of, state_of, view_of
 from contract.redis_client import Client, errors_explained, text
 from contract.scripts import ScriptLibrary, Scripts
-from contract.settings import Settings
+from contract.settings import MIB, Settings
 from contract.types import Job, JobState, Result
 
 __all__ = [
@@ -65,6 +66,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+_LARGEST_INPUT = 16 * MIB  # bytes of a job's variables: whatever producers' own limit is
 
 _SCRIPTS = (
     "submit",
@@ -148,7 +151,9 @@ class RedisJobStore:
     def withdraw(self, job_id: str, *, idempotency_key: str | None = None) -> bool:
         return run_now(self._calls.withdraw(job_id, idempotency_key=idempotency_key))
 
-    def claim(self, job_id: str, worker_id: str, lease_s: float) -> Claimed | Refused:
+    def claim(
+        self, job_id: str, worker_id: str, lease_s: float, *, alone: bool = False
+    ) -> Claimed | Refused:
         tenant = tenant_of(job_id)
         with errors_explained(self._settings):
             reply = self._run(
@@ -159,11 +164,16 @@ class RedisJobStore:
                 secrets.token_hex(8),
                 self._settings.max_attempts,
                 self._dead_ms,
+                SUSPECT_CRASHES,
+                int(alone),
+                max(_LARGEST_INPUT, 2 * self._settings.max_variables_bytes),
+                *JOB_FIELDS,
                 more_keys=[keys.dead(tenant), keys.held(tenant)],
             )
         match reply:
-            case [b"claimed", queued_s, record]:
-                return Claimed(job=job_of(job_id, pairs(record)), queued_s=float(queued_s))
+            case [b"claimed", queued_s, values]:
+                record = fields_of(JOB_FIELDS, values)
+                return Claimed(job=job_of(job_id, record), queued_s=float(queued_s))
             case [b"not_found"]:
                 return Refused(reason="not_found", state=None)
             case [reason, state]:

@@ -6,6 +6,7 @@ Reports come out of Redis, from workers of other releases and from whoever may w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -115,12 +116,17 @@ def list_workers(client: Client, settings: Settings) -> list[dict[str, Any]]:
     return [report for report in reports if report is not None]
 
 
-def read_report(worker_id: str, body: bytes | str | None) -> dict[str, Any] | None:
-    """One worker's report; None when it expired or is no report, which hides that one only."""
+def read_report(
+    worker_id: str, body: bytes | str | None, *, unpacked: Callable[[bytes], Any] = unpack
+) -> dict[str, Any] | None:
+    """One worker's report; None when it expired or is no report, which hides that one only.
+
+    `unpacked`: `unpack_unchecked`, for who checks the few values that it takes.
+    """
     if not isinstance(body, bytes):
         return None
     try:
-        report = unpack(body)
+        report = unpacked(body)
     except CodecError as error:
         log.warning("report_unreadable", worker=worker_id, error=str(error))
         return None

@@ -96,7 +96,8 @@ class Accounts:
                 raise _no_such_user(missing[0])
             changed = []
             for user in users:
-                changed.append(self._set(user, [] if keep_old else ["resetpass"], rules=False))
+                first = self._drop_older(user) if keep_old else ["resetpass"]
+                changed.append(self._set(user, first, rules=False))
                 if not keep_old:
                     self._client.execute_command("CLIENT", "KILL", "USER", user.name)
         return changed
@@ -183,6 +184,11 @@ class Accounts:
         self._client.execute_command("ACL", "SETUSER", user.name, *first, f"#{hashed}", *rights)
         url = login_url(self._settings.redis_url, user.name, password)
         return Credentials(user=user, password=password, url=url)
+
+    def _drop_older(self, user: RedisUser) -> list[str]:
+        """ACL SETUSER's words against all its passwords but the newest, which Redis has last."""
+        hashes = self._client.acl_getuser(user.name)["passwords"]
+        return [f"!{text(each)}" for each in hashes[:-1]]
 
     def _existing(self, users: Iterable[RedisUser]) -> list[RedisUser]:
         names = {text(name) for name in self._client.acl_users()}

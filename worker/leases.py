@@ -72,6 +72,11 @@ class HeldLease:
         """Make the engine stop at its next step."""
         self._stop = reason
 
+    @property
+    def stops(self) -> bool:
+        """True once it was told to."""
+        return self._stop is not None
+
 
 class LeaseKeeper:
     """All leases this worker holds, and the threads that look after them."""
@@ -123,8 +128,14 @@ class LeaseKeeper:
     @property
     def silent_s(self) -> float:
         """Seconds since any running job made a step; 0 when none runs."""
-        asked_at = [lease.asked_at for lease in self._all()]
-        return time.monotonic() - max(asked_at) if asked_at else 0.0
+        now = time.monotonic()
+        return now - max((lease.asked_at for lease in self._all()), default=now)
+
+    @property
+    def stuck_s(self) -> float:
+        """The longest that a job that was to stop has made no step; 0 when there is none."""
+        now = time.monotonic()
+        return now - min((lease.asked_at for lease in self._all() if lease.stops), default=now)
 
     def return_all(self) -> None:
         """Make every running job stop at its next step, to be given back."""

@@ -10,10 +10,11 @@ from typing import TypeVar
 
 from contract.errors import PrefillqError, RedisRefused, RedisUnreachable
 from contract.job_ends import with_commit_time
-from contract.job_store import JobStore, Refused
+from contract.job_store import Claimed, JobStore, Refused
 from contract.logs import get_logger
 from contract.types import Job, JobState, Result, VersionRef
 from worker.answer import JobAnswers
+from worker.company import Company
 from worker.engine.base import EngineClosed
 from worker.leases import HeldLease, LeaseKeeper
 from worker.outcome import Answer, failed, failed_with, log_finished, make_result
@@ -66,6 +67,7 @@ class JobRunner:
         self._answers = answers
         self._leases = leases
         self._draining = draining
+        self._company = Company(give_up=draining)
         self._device_lost = device_lost
         self._clock = clock
         self._ring = ring
@@ -80,16 +82,30 @@ class JobRunner:
         RedisUnreachable or RedisRefused when Redis would not serve the claim or the version; the
         job is then in the queue again, or will be rung for once its lease ran out.
         """
+        with self._company.together():
+            claim = self._claim(job_id, alone=False)
+            if isinstance(claim, Claimed):
+                return self._finish(claim, delivery_tag)
+        if claim.reason == "suspect":
+            with self._company.alone():
+                claim = self._claim(job_id, alone=True)
+                if isinstance(claim, Claimed):
+                    log.warning("job_runs_alone", job_id=job_id, attempt=claim.job.attempt)
+                    return self._finish(claim, delivery_tag)
+        tell = log.error if claim.reason in ("dead", "damaged") else log.info
+        tell("job_refused", job_id=job_id, reason=claim.reason)
+        self._watcher.claim_refused(claim.reason)
+        return None
+
+    def _claim(self, job_id: str, *, alone: bool) -> Claimed | Refused:
         if self._draining():
             raise JobReturned("the worker takes no more jobs")
-        claim = self._store.claim(job_id, self._worker_id, self._leases.lease_s)
-        if isinstance(claim, Refused):
-            tell = log.error if claim.reason == "dead" else log.info
-            tell("job_refused", job_id=job_id, reason=claim.reason)
-            self._watcher.claim_refused(claim.reason)
-            return None
+        return self._store.claim(job_id, self._worker_id, self._leases.lease_s, alone=alone)
+
+    def _finish(self, claim: Claimed, delivery_tag: str | None) -> Result | None:
+        """Answer and commit what was claimed."""
         started = self._clock()
-        fence = claim.job.fence
+        job_id, fence = claim.job.id, claim.job.fence
         with (
             self._leases.hold(job_id, fence, delivery_tag=delivery_tag) as lease,
             self._streams.open(claim.job) if self._streams else nullcontext() as stream,
@@ -172,6 +188,8 @@ class JobRunner:
         except (RedisUnreachable, RedisRefused):
             raise  # the job is not to blame
         except EngineClosed as error:
+            if not self._draining():  # it ended by itself, and so must the process
+                self._device_lost()
             raise JobReturned("the engine was closed") from error
         except PrefillqError as error:
             return failed_with(error)

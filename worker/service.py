@@ -98,6 +98,7 @@ class WorkerService:
         """Load the model; seconds to minutes. Raises ModelError."""
         loaded = self._load(self.folder, self.options, self.settings)
         self.model, self.engine, self.admission = loaded.model, loaded.engine, loaded.admission
+        self._engines = [engine for engine in (loaded.engine, loaded.plain) if engine is not None]
         self.prefixes = PrefixService(
             cache=PrefixCache(self.options.cache_bytes),
             engine=self.engine,
@@ -189,7 +190,11 @@ class WorkerService:
             self._threads.append(
                 Periodic(
                     "watchdog",
-                    Watchdog(self.leases, limit_s=self.options.watchdog_s).look,
+                    Watchdog(
+                        self.leases,
+                        limit_s=self.options.watchdog_s,
+                        stepped_at=self._stepped_at,
+                    ).look,
                     interval_s=min(5.0, self.options.watchdog_s / 4),
                 )
             )
@@ -238,6 +243,10 @@ class WorkerService:
     def _ring_again(self, queue: str, job_id: str) -> None:
         self._ring(queue, job_id)
         self.watcher.rung_again()
+
+    def _stepped_at(self) -> float:
+        """When any engine computed something; the plain one checks new prefixes."""
+        return max(engine.stepped_at for engine in self._engines)
 
     def _device_lost(self) -> None:
         self.failure = DeviceLost(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
+from worker.engine.base import EngineBroken
+
 
 def passing_trouble(error: Exception) -> Literal["out_of_memory", "device_lost"] | None:
     """What the machine did to a computation, if that is what `error` tells of.
@@ -14,6 +16,8 @@ def passing_trouble(error: Exception) -> Literal["out_of_memory", "device_lost"]
     """
     if isinstance(error, MemoryError):
         return "out_of_memory"
+    if isinstance(error, EngineBroken):
+        return "device_lost"
     torch = sys.modules.get("torch")
     if torch is None:
         return None

@@ -24,6 +24,7 @@ if held(ARGV[4]) then
   else
     local due = now + tonumber(ARGV[5])
     set('not_before', seconds(due), 'ended_attempt', ARGV[4])
+    redis.call('HINCRBY', job.record, 'tried', 1)
     queue_up(due)
     tell_flow(now, 'busy', busy_ms(now))
     settle(now)

@@ -14,7 +14,7 @@ if not state then
 end
 if get('dead') ~= '1' then return {'not_dead', state} end
 redis.call('HDEL', job.record, 'dead', 'result', 'commit_s', 'finished_at', 'cancel_requested',
-  'not_before', 'ended_attempt')
+  'not_before', 'ended_attempt', 'tried')
 set('attempt', '0', 'deadline_at', seconds(now + tonumber(ARGV[4])), 'revived', '1')
 redis.call('PEXPIRE', job.record,
   string.format('%d', math.ceil(tonumber(ARGV[4]) * 1000 + tonumber(ARGV[5]))))

@@ -16,12 +16,19 @@
 -- Below a model only those of the `seen` are counted whose records are as they should be.
 --
 -- Records and counters are written by producers: what is none of ours is passed over. How much work this
--- is follows from ARGV alone and not from how much they wrote, for Redis serves nobody else meanwhile;
--- so of the counters those are read whose models are known, each by its name.
+-- is follows from ARGV alone, within bounds of its own, and not from how much they wrote, for Redis serves
+-- nobody else meanwhile; so of the counters those are read whose models are known, each by its name.
 
 local tenant, queues = ARGV[1], ARGV[2]
-local most_running, most_waiting = tonumber(ARGV[3]), tonumber(ARGV[4])
-local most_others, spans = tonumber(ARGV[5]), tonumber(ARGV[6])
+
+-- First of all what only workers and operators may read: a tenant's users can call this function, and
+-- what of it they may do is refused here, before any of its work.
+local held = redis.call('ZCARD', tenant .. 'held')
+
+local function at_most(limit, arg) return math.min(limit, tonumber(arg)) end
+
+local most_running, most_waiting = at_most(1000, ARGV[3]), at_most(1000, ARGV[4])
+local most_others, spans = at_most(64, ARGV[5]), at_most(90, ARGV[6])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local now_text = string.format('%.6f', now)
@@ -131,7 +138,7 @@ end
 
 return cjson.encode({
   now = now_text,
-  held = redis.call('ZCARD', tenant .. 'held'),
+  held = held,
   running = redis.call('ZCARD', tenant .. 'running'),
   running_seen = #seen / 2,
   templates = templates,

@@ -35,7 +35,12 @@ FaultKind = Literal[
 Outcome = Literal["succeeded", "failed", "dead", "cancelled", "expired", "lost"]
 
 # Error codes with which a job may be dead.
-_REASONS = {"attempts_exhausted", "non_finite_logits"}
+# Error of a dead job -> which jobs may die of it. The last worker of a passing one may have been
+# killed by us.
+_DIE_OF = {
+    "attempts_exhausted": {Kind.POISON, Kind.PASSING},
+    "non_finite_logits": {Kind.PASSING},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +242,7 @@ def _faults_of_end(record: Record, promise: _Promise, evidence: Evidence) -> Ite
                 yield wrong(f"failed with {record.error or 'no reason'}")
         case "dead":
             code = record.error if record.committed else "attempts_exhausted"
-            if code not in _REASONS or (code == "non_finite_logits" and promise.kind != "passing"):
+            if promise.kind not in _DIE_OF.get(code, ()):
                 yield wrong(f"dead with {code or 'no reason'}")
         case "cancelled":
             if not promise.cancelled:

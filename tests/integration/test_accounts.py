@@ -164,6 +164,14 @@ def test_keeping_the_old_password_until_the_next_rotation(accounts: Accounts) ->
     assert [logs_in(item) for item in (old, new, newest)] == [False, False, True]
 
 
+def test_only_the_last_password_is_kept(accounts: Accounts) -> None:
+    """With --keep-old each time: the present one and the one before, no others."""
+    made = accounts.create([PRODUCER])
+    for _ in range(3):
+        made += accounts.rotate([PRODUCER], keep_old=True)
+    assert [logs_in(item) for item in made] == [False, False, True, True]
+
+
 def test_removing_ends_users_and_their_connections(accounts: Accounts, operator: Any) -> None:
     """The tenant's data stays, and other tenants' users do."""
     producer, _ = accounts.create(ACME)

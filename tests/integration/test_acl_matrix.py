@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -363,6 +364,23 @@ def test_tenants_cannot_look_at_the_load(
             connections[user].fcall(f"{library}_{name}", 0, *args)
     [_, reply] = [connections[WORKER].fcall(f"{library}_{n}", 0, *args) for n, *args in looks]
     assert b'"total":0' in reply
+
+
+@pytest.mark.parametrize("user", TENANT, ids=lambda user: user.name)
+def test_nobody_makes_redis_look_for_long(
+    connections: dict[RedisUser, Any], user: RedisUser
+) -> None:
+    """A look at all spans since the epoch, of a thousand templates: refused before it begins; and
+    cut short for those who may look.
+    """
+    names = [f"t{number} {'a' * 12}" for number in range(1000)]
+    words = ("pq:acme:", "pq:_broker:acme/", *["1000000000"] * 4, "x", "3", *names)
+    sight = f"{load_library().library}_sight"
+    began = time.monotonic()
+    with pytest.raises(RedisError, match="ACL failure in script"):
+        connections[user].fcall(sight, 0, *words)
+    connections[WORKER].fcall(sight, 0, *words)
+    assert time.monotonic() - began < 5
 
 
 def test_the_table_is_not_short() -> None:

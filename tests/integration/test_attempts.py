@@ -153,6 +153,48 @@ def test_job_whose_workers_die_is_dead_after_its_attempts(rig: Rig) -> None:
     assert rig.store.overdue("acme", limit=5) == []
 
 
+def crash(rig: Rig, job_id: str) -> None:
+    """One attempt whose worker dies."""
+    rig.claim(job_id, lease_s=10.0)
+    rig.advance(11)
+
+
+def test_job_whose_workers_died_twice_is_for_one_that_runs_it_alone(rig: Rig) -> None:
+    """What runs beside it would die with it; refused to others, it loses no attempt."""
+    job_id = rig.submit()
+    crash(rig, job_id)
+    claim = rig.store.claim(job_id, "beside others", 10.0)
+    assert isinstance(claim, Claimed)
+    rig.advance(11)
+    assert [rig.refusal(job_id) for _ in range(9)] == ["suspect"] * 9
+    assert rig.claim(job_id).job.attempt == 3
+
+
+def test_attempts_that_ended_make_no_suspect(rig: Rig) -> None:
+    """Failed for a while, or given back: nobody died of that."""
+    job_id = rig.submit()
+    crash(rig, job_id)
+    fail(rig, job_id)
+    rig.advance(6)
+    for _ in range(3):
+        claim = rig.store.claim(job_id, "w1", 10.0)
+        assert isinstance(claim, Claimed)
+        assert rig.store.release(job_id, claim.job.fence)
+
+
+def test_revived_job_is_no_suspect(rig: Rig) -> None:
+    """It has all its attempts again, also those beside others."""
+    job_id = rig.submit()
+    fail(rig, job_id)
+    rig.advance(6)
+    for _ in range(ATTEMPTS - 1):
+        crash(rig, job_id)
+    assert rig.refusal(job_id) == "dead"
+    rig.store.revive(job_id)
+    crash(rig, job_id)
+    assert isinstance(rig.store.claim(job_id, "w1", 10.0), Claimed)
+
+
 def test_returned_job_keeps_all_its_attempts(rig: Rig) -> None:
     """A worker that ends gives its job back; however often, that is no attempt."""
     job_id = rig.submit()

@@ -134,7 +134,8 @@ def stale_fence_is_refused(rig: Rig) -> None:
     first = rig.claim(job_id, "slow", lease_s=10)
     rig.advance(11)
     second = rig.claim(job_id, "fast", lease_s=10)
-    assert (second.job.attempt, second.job.fence) == (2, 2)
+    assert second.job.attempt == 2
+    assert second.job.fence > first.job.fence
     assert not rig.store.commit(answer(first, text="stale"), first.job.fence)
     assert rig.store.get(job_id).state is JobState.RUNNING
     assert rig.store.commit(answer(second, text="fresh"), second.job.fence)
@@ -147,6 +148,44 @@ def stale_fence_is_refused(rig: Rig) -> None:
 def test_a_stale_fence_commits_nothing(rig: Rig) -> None:
     """Case Q4: a worker whose lease ran out and was taken over cannot write its result."""
     stale_fence_is_refused(rig)
+
+
+@pytest.mark.unrestricted("an operator's commands stand for the failover")
+def test_no_fence_is_given_twice_also_when_redis_forgot_a_claim(
+    rig_settings: Settings, client: Client
+) -> None:
+    """A failover, or the last second of a file: the record is as it was before the claim, and its
+    worker still there.
+    """
+    rig = redis_rig(client, rig_settings)
+    job_id = rig.submit()
+    before = client.dump(keys.job(job_id))
+    first = rig.claim(job_id, "forgotten")
+    client.restore(keys.job(job_id), 60_000, before, replace=True)
+    client.zrem(keys.running("acme"), job_id)
+    second = rig.claim(job_id, "w2")
+    assert rig.stop_reason(job_id, first.job.fence) == "lost"
+    assert rig.store.renew(job_id, first.job.fence, 10.0) == "lost"
+    assert rig.store.retry(answer(first), first.job.fence, 5.0) is None
+    assert not rig.store.release(job_id, first.job.fence)
+    assert not rig.store.commit(answer(first, text="stale"), first.job.fence)
+    assert rig.store.commit(answer(second, text="fresh"), second.job.fence)
+
+
+@pytest.mark.parametrize(
+    ("field", "size"), [("input", 16 * 2**20 + 1), ("queue", 257), ("traceparent", 257)]
+)
+def test_a_record_that_would_fill_a_worker_is_ended(
+    rig_settings: Settings, client: Client, field: str, size: int
+) -> None:
+    """Its producers can write it by hand. No worker reads it, and it comes up once."""
+    rig = redis_rig(client, rig_settings)
+    job_id = rig.submit()
+    client.hset(keys.job(job_id), field, b"x" * size)
+    assert rig.refusal(job_id) == "damaged"
+    assert rig.refusal(job_id) == "ended"
+    assert client.hget(keys.job(job_id), "state") == b"failed"
+    assert client.zcard(keys.queued("acme")) == 0
 
 
 @pytest.mark.unrestricted("Redis holds the functions as they are; this breaks one")

@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--fail-match", metavar="REGEX", help="crash inside the job on a prompt that matches")
     add("--nan-on", metavar="TEXT", help="scores that are not finite")
     add("--hang-on", metavar="TEXT", help="never return, as a wedged device")
+    add("--watchdog", type=float, default=300.0, metavar="S")
     add("--clock-offset", type=float, default=0.0, metavar="S", help="seconds this clock is ahead")
     add("--log-level", default="INFO")
     return parser

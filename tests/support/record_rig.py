@@ -43,7 +43,7 @@ class Rig:
         return self.store.submit(job, **terms).job_id
 
     def claim(self, job_id: str, worker: str = "w1", lease_s: float = 10.0) -> Claimed:
-        claim = self.store.claim(job_id, worker, lease_s)
+        claim = self.store.claim(job_id, worker, lease_s, alone=True)
         assert isinstance(claim, Claimed), claim
         return claim
 

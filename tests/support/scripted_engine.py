@@ -111,6 +111,7 @@ def run_fake_worker(options: argparse.Namespace) -> int:
             warm=options.warm,
             cache_bytes=options.cache_bytes,
             batch=options.batch,
+            watchdog_s=options.watchdog,
         ),
         load=load,
     )

@@ -22,6 +22,7 @@ import torch
 from contract.errors import ModelError, PrefillqError
 from contract.logs import get_logger
 from worker.engine.base import Engine
+from worker.engine.code import code_digest
 from worker.engine.names import AUTO_KERNELS, KERNELS, Auto, KernelName, Mode
 from worker.engine.native.build import NativeUnavailable
 from worker.engine.proof import CHUNK_TOKENS, Proof
@@ -201,7 +202,7 @@ def _fingerprint(model: LoadedModel, options: SharedOptions, mode: str, kernels:
     )
     parts = [
         _FORMAT,
-        _sources(),
+        code_digest(),
         model.folder.model_digest,
         str(device),
         processor,
@@ -213,16 +214,6 @@ def _fingerprint(model: LoadedModel, options: SharedOptions, mode: str, kernels:
         options.suffix_bytes,  # too little for the proof's prompts refuses a way
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _sources() -> str:
-    """Digest of the engines' own code: a proof holds for the code that was proven."""
-    digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for path in sorted(here.rglob("*")):
-        if path.suffix in (".py", ".cpp", ".h"):
-            digest.update(path.relative_to(here).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
 
 
 def _read(path: Path) -> Admission | None:

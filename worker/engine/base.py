@@ -58,6 +58,10 @@ class RequestTooLong(PrefillqError):
     code = "request_too_long"
 
 
+class EngineBroken(RuntimeError):
+    """The engine's thread has ended by an error of its own; its process is of no more use."""
+
+
 class GrammarFailed(PrefillqError):
     """An answer for which its grammar allows no next token, or takes too long to say which."""
 
@@ -142,6 +146,10 @@ class Engine(Protocol):
     @property
     def batch_size(self) -> int:
         """How many requests it can serve at once."""
+
+    @property
+    def stepped_at(self) -> float:
+        """When it last computed something, on the monotonic clock."""
 
     def prefill(self, key: PrefixKey, ids: Sequence[int]) -> PrefixEntry:
         """Compute a prefix once. Raises PrefixUnsupported where the model cannot be cached."""

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from contract.errors import InvalidInput
 
+_ROWS = 64  # of scores at once, in float64
+
 
 class Choices:
     """The allowed answers as ids, without an end-of-sequence id."""
@@ -36,6 +38,9 @@ class Choices:
                 given=choices,
                 expected="choices none of which begins another",
             )
+        scored = {token for choice in choices for token in choice} | set(self._eos)
+        self._ids = sorted(scored)
+        self._column = {token: column for column, token in enumerate(self._ids)}
 
     def __getitem__(self, index: int) -> tuple[int, ...]:
         return self._choices[index]
@@ -55,19 +60,32 @@ class Choices:
         """Tokens of the longest answer, its end included where that is scored."""
         return max(len(choice) for choice in self._choices) + self._ended
 
+    def kept(self, scores: Tensor) -> Tensor:
+        """What `probabilities` needs of raw scores [rows, vocabulary]: the logarithms of the
+        probabilities of those ids that occur in a choice or end one, float64 on the CPU.
+
+        A row of a large vocabulary is over a megabyte, and there may be a thousand rows.
+        """
+        rows = [
+            wide[:, self._ids] - wide.logsumexp(dim=-1, keepdim=True)
+            for wide in (some.float().cpu().double() for some in scores.split(_ROWS))
+        ]
+        return torch.cat(rows)
+
     def probabilities(self, first: Tensor, rest: Sequence[Tensor]) -> tuple[float, ...]:
         """Each choice's share of the probability of all of them.
 
-        `first` [vocabulary]: raw scores after the prompt. `rest`, for each choice [branch length,
-        vocabulary]: raw scores after each id of its branch.
+        `first`: what `kept` gives of the scores after the prompt. `rest`, for each choice [branch
+        length, ...]: of those after each id of its branch.
         """
         logs = []
         for choice, after in zip(self._choices, rest, strict=True):
-            rows = torch.cat([first[None], after]).double().log_softmax(dim=-1)
-            targets = choice[: rows.shape[0]]
-            total = rows[torch.arange(len(targets)), list(targets)].sum()
+            rows = torch.cat([first[None], after])
+            targets = [self._column[token] for token in choice[: rows.shape[0]]]
+            total = rows[torch.arange(len(targets)), targets].sum()
             if self._ended:
-                total = total + rows[-1, list(self._eos)].logsumexp(dim=-1)
+                ends = [self._column[token] for token in self._eos]
+                total = total + rows[-1, ends].logsumexp(dim=-1)
             logs.append(total)
         return tuple(torch.stack(logs).softmax(dim=0).tolist())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import zlib
@@ -99,6 +100,11 @@ class FakeEngine:
             first_token_s=elapsed,
             batch_size=self.batch_size,
         )
+
+    @property
+    def stepped_at(self) -> float:
+        """Nothing is known of it: jobs tell."""
+        return -math.inf
 
     def close(self) -> None:
         """Nothing runs between calls."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class ReferenceEngine:
         # with neutral ones nothing but the template's spec decides how tokens are chosen.
         self._module.generation_config = _config()
         self._lock = threading.Lock()
+        self.stepped_at = time.monotonic()
 
     def prefill(self, key: PrefixKey, ids: Sequence[int]) -> PrefixEntry:
         """One forward over the prefix, logits of its last token only."""
@@ -72,11 +73,14 @@ class ReferenceEngine:
         with self._lock, torch.no_grad():
             started = time.perf_counter()
             kv = DynamicCache(config=self._module.config)
-            # Without this the logits of all positions are made: 8k x 128k floats are 4 GB.
-            last = {"logits_to_keep": 1} if self._module._supports_logits_to_keep() else {}  # noqa: SLF001
             output = self._module(
-                input_ids=self._tensor(ids), cache=kv, use_cache=True, return_dict=True, **last
+                input_ids=self._tensor(ids),
+                cache=kv,
+                use_cache=True,
+                return_dict=True,
+                **self._last(1),
             )
+            self._told()
             check_finite(output.logits[0, -1])
             synchronize(self._model.device)
             prefill_s = time.perf_counter() - started
@@ -113,17 +117,24 @@ class ReferenceEngine:
         """Each choice after the prompt, one after the other, in full."""
         fork_s, began = 0.0, time.perf_counter()
         first: Tensor | None = None
+        first_scores: tuple[float, ...] = ()
         after: dict[tuple[int, ...], Tensor] = {}
         for branch in choices.branches:
             if branch in after:  # where first tokens decide, all branches are empty
                 continue
+            if (reason := request.should_stop()) is not None:
+                return Generation(token_ids=(), text="", finish_reason=reason)
             fork_started = time.perf_counter()
             kv: Any = None if request.entry is None else request.entry.fork()
             synchronize(self._model.device)
             fork_s += time.perf_counter() - fork_started
-            scores = self._scores(request.ids + branch, kv, request.entry)[-1 - len(branch) :]
+            scores = self._scores(request.ids + branch, kv, request.entry, 1 + len(branch))
             check_finite(scores)
-            first, after[branch] = scores[0], scores[1:]
+            if request.keep_scores:
+                first_scores = tuple(scores[0].tolist())
+            kept = choices.kept(scores)
+            first, after[branch] = kept[0], kept[1:]
+            self._told()
         if first is None:
             raise InvalidInput("there are no choices to score", given=request.choices)
         probabilities = choices.probabilities(first, [after[b] for b in choices.branches])
@@ -139,20 +150,28 @@ class ReferenceEngine:
             fork_s=fork_s,
             suffix_prefill_s=ended - began - fork_s,
             first_token_s=ended - started,
-            first_scores=tuple(first.tolist()) if request.keep_scores else (),
+            first_scores=first_scores,
         )
 
-    def _scores(self, ids: tuple[int, ...], kv: Any, entry: PrefixEntry | None) -> Tensor:
-        """Scores [tokens computed, vocabulary] of `ids`, or of those beyond the entry."""
+    def _scores(
+        self, ids: tuple[int, ...], kv: Any, entry: PrefixEntry | None, count: int
+    ) -> Tensor:
+        """Scores [count, vocabulary] of the last of `ids`, of which an entry's are not computed."""
         past = 0 if entry is None else len(entry.ids)
         fed = self._tensor(ids[past:])
         given: dict[str, Any] = {} if kv is None else {"cache": kv}
         if "position_ids" in inspect.signature(self._module.forward).parameters:
             # Not all models count on from their cache.
             given["position_ids"] = torch.arange(past, len(ids), device=fed.device)[None]
-        output = self._module(input_ids=fed, use_cache=kv is not None, return_dict=True, **given)
-        scores: Tensor = output.logits[0]
+        output = self._module(
+            input_ids=fed, use_cache=kv is not None, return_dict=True, **given, **self._last(count)
+        )
+        scores: Tensor = output.logits[0, -count:]
         return scores
+
+    def _last(self, count: int) -> dict[str, int]:
+        """Without this the scores of all positions are made: 8k x 128k floats are 4 GB."""
+        return {"logits_to_keep": count} if self._module._supports_logits_to_keep() else {}  # noqa: SLF001 - no public name
 
     def _run(self, request: GenerationRequest, ending: Ending, started: float) -> Generation:
         device = self._model.device
@@ -167,7 +186,7 @@ class ReferenceEngine:
             request.generation, prompt=prompt, eos_ids=self._model.folder.eos_ids
         )
         prefill_started = time.perf_counter()
-        steps = _Steps(device, chooser, ending, prompt, skipped, request=request)
+        steps = _Steps(device, chooser, ending, prompt, skipped, request=request, told=self._told)
         fed = prompt[:, skipped:]
         sequences: Tensor = self._module.generate(
             input_ids=fed,
@@ -190,6 +209,9 @@ class ReferenceEngine:
             first_token_s=steps.first_token_at - started,
             first_scores=steps.first_scores,
         )
+
+    def _told(self) -> None:
+        self.stepped_at = time.monotonic()
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([list(ids)], dtype=torch.long, device=self._model.device)
@@ -235,7 +257,9 @@ class _Steps:
         skipped: int,
         *,
         request: GenerationRequest,
+        told: Callable[[], None],
     ) -> None:
+        self._told = told
         self._device = device
         self._chooser = chooser
         self._ending = ending
@@ -262,6 +286,7 @@ class _Steps:
     def end(self, fed: Tensor) -> bool:
         # Reading the ids waits for the device, so the clock is read after them.
         produced = fed[0, self._prompt_length - self._head.shape[1] :].tolist()
+        self._told()
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
         if self._request.on_token is not None and self._ending.reason is None:

@@ -19,6 +19,9 @@ from worker.prefix.entry import PrefixEntry, PrefixKey
 
 LeaseState = Literal["hit", "cold"]
 MAX_REMEMBERED_REFUSALS = 1024
+# Entries that are built or loaded at once, beyond the budget: one while another is checked. The
+# first jobs of many versions come together.
+BUILDS = 2
 
 
 class EntryTooLarge(PrefillqError):
@@ -80,8 +83,8 @@ class PrefixCache:
     """Thread-safe map from PrefixKey to PrefixEntry, least recently used first out.
 
     The lock is never held while an entry is built. An entry's size is known only once it is
-    built, so the first build of a version may exceed the budget by that entry for a moment;
-    a size that was refused is remembered and not built again until it can fit.
+    built, so what is being built, BUILDS at once, may exceed the budget for a moment; a size that
+    was refused is remembered and not built again until it can fit.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -91,6 +94,7 @@ class PrefixCache:
         self._leaving: set[_Slot] = set()  # dropped, but still leased: their memory is in use
         self._pinned: set[PrefixKey] = set()
         self._building: dict[PrefixKey, Future[None]] = {}
+        self._builds = threading.Semaphore(BUILDS)
         self._refused: OrderedDict[PrefixKey, int] = OrderedDict()
         self._hits: Counter[str] = Counter()
         self._misses: Counter[str] = Counter()
@@ -108,7 +112,7 @@ class PrefixCache:
 
         Callers that meet at a missing key wait for one build; its failure is raised in all of
         them, and the next call tries again. Raises EntryTooLarge, and whatever `build` raises.
-        `build` must not lease the same key.
+        `build` must not lease anything itself.
         """
         slot, state = self._acquire(key, build)
         try:
@@ -224,14 +228,16 @@ class PrefixCache:
             with self._lock:
                 if (nbytes := self._refused.get(key)) is not None:
                     self._check_room(key, nbytes)
-            entry = build()
-            _check_key(entry, key)
-            with self._lock:
-                self._make_room(key, entry.nbytes)
-                slot = self._slots[key] = _Slot(entry)
-                self._changes += 1
-                del self._building[key]
-                (self._hits if entry.loaded else self._misses)[key.tenant] += 1
+            with self._builds:
+                entry = build()
+                _check_key(entry, key)
+                with self._lock:
+                    self._make_room(key, entry.nbytes)
+                    self._refused.pop(key, None)
+                    slot = self._slots[key] = _Slot(entry)
+                    self._changes += 1
+                    del self._building[key]
+                    (self._hits if entry.loaded else self._misses)[key.tenant] += 1
         except BaseException as error:
             with self._lock:
                 del self._building[key]

@@ -29,6 +29,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from contract.canonical import canonical_json, digest
 from contract.errors import PrefillqError
 from contract.logs import get_logger
+from worker.engine.code import code_digest
 from worker.engine.parity import Outcome, Parity
 from worker.prefix import tensors
 from worker.prefix.entry import PrefixEntry, PrefixKey
@@ -118,7 +119,7 @@ class PrefixStore:
         started = time.perf_counter()
         try:
             written = self._write(path, entry, parity, engine)
-        except (Unfit, SafetensorError, OSError, RuntimeError) as error:
+        except (Unfit, SafetensorError, OSError, MemoryError, RuntimeError) as error:
             # A full disk, mostly; a RuntimeError is torch out of memory, or layers that share keys.
             reason = error.problem if isinstance(error, Unfit) else str(error)
             log.warning("prefix_not_stored", file=path.name, reason=reason)
@@ -228,6 +229,7 @@ def _identity(key: PrefixKey, ids: Sequence[int]) -> dict[str, Any]:
         "key": asdict(key),
         "ids": digest(list(ids)),
         **library_versions(),
+        "code": code_digest(),
         "hardware": torch.cuda.get_device_name(device)
         if device.type == "cuda"
         else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",

@@ -24,6 +24,7 @@ from tests.support.command_line import CommandLine
 from tests.support.fakes import FakeWorker, StartFake
 from tests.support.proxy import Proxy, cut_reply
 from tests.support.waiting import running, until
+from worker.ending import DeviceLost
 
 
 def _finished(job_id: str, *workers: FakeWorker) -> int:
@@ -43,7 +44,7 @@ def test_q01_a_killed_workers_job_runs_again_within_ten_seconds(
 ) -> None:
     """Q1, worker killed -9 while it runs a job: running again within 10 s, one committed result.
 
-    With the default settings; `python -m tests.chaos.recovery` measures the same twenty times.
+    With the default settings; `python -m tests.chaos.takeover` measures the same twenty times.
     """
     usual = settings.model_copy(update={"lease_s": Settings.model_fields["lease_s"].default})
     publish_template()
@@ -166,13 +167,16 @@ def test_q05_a_job_that_kills_every_worker_ends_as_dead(
     publish_template: Any,
     command_line: CommandLine,
 ) -> None:
-    """Q5, a job that kills its worker every time: attempt cap, then `dead`, and listed."""
+    """Q5, a job that kills its worker every time: attempt cap, then `dead`, and listed.
+
+    Those that run beside it, for longer than it lets any worker live, die with none of theirs.
+    """
     assert command_line.run("dead", "list", "--json").code == 0
     publish_template()
+    others = [producer.submit("acme/notes", {"note": f"work=3 {n}"}) for n in range(3)]
     job = producer.submit("acme/notes", {"note": "poison"})
-    other = producer.submit("acme/notes", {"note": "harmless"})
     for _ in range(12):
-        worker = start_fake("--die-on", "poison", ready=False)
+        worker = start_fake("--die-on", "poison", "--batch", "8", ready=False)
         until(
             lambda worker=worker: job.status().ended or worker.process.poll() is not None,
             what="the job kills its worker, or has ended",
@@ -181,7 +185,22 @@ def test_q05_a_job_that_kills_every_worker_ends_as_dead(
             break
     assert job.status().value in ("dead", "failed")
     assert job.id in command_line.run("dead", "list", "--json").out
-    assert other.result(timeout=30).status is JobState.SUCCEEDED
+    assert [other.result(timeout=60).status for other in others] == [JobState.SUCCEEDED] * 3
+
+
+def test_a_wedged_device_ends_the_worker_and_others_take_its_jobs(
+    producer: Producer, start_fake: StartFake, publish_template: Any
+) -> None:
+    """Leases are renewed all the while; the watchdog ends the process, with its own exit code."""
+    publish_template()
+    wedged = start_fake("--hang-on", "stuck", "--watchdog", "2")
+    job = producer.submit("acme/notes", {"note": "stuck"})
+    running(job)
+    assert wedged.process is not None
+    assert wedged.process.wait(20) == DeviceLost.exit_code == 9
+    assert wedged.lines("device_wedged")
+    start_fake()
+    assert job.result(timeout=30).attempt == 2
 
 
 def test_q09_sigterm_finishes_what_runs(

@@ -258,7 +258,7 @@ def test_other_circumstances_are_proven_again(
     elif change == "dtype":
         model = tiny_model(dtype=torch.bfloat16)
     elif change == "code":
-        monkeypatch.setattr(module, "_sources", lambda: "another")
+        monkeypatch.setattr(module, "code_digest", lambda: "another")
     elif change == "memory":
         engine_options = replace(OPTIONS, suffix_bytes=2 << 20)
     else:

@@ -71,6 +71,24 @@ def test_job_claimed_just_before_is_returned_too(leases: LeaseKeeper) -> None:
     second.__exit__(None, None, None)
 
 
+def test_job_claimed_when_all_seemed_over_is_returned_too(leases: LeaseKeeper) -> None:
+    """Nothing ran when the worker was told to end, but a claim was on its way."""
+    shutdown = Shutdown(leases, grace_s=3600)
+    shutdown.request(at_once=True)
+    time.sleep(0.5)
+    with leases.hold("acme." + "0" * 32, 1) as lease:
+        until(lambda: lease.stop_reason() == "returned")
+
+
+def test_requests_take_no_lock(leases: LeaseKeeper) -> None:
+    """A signal may come while the handler of the one before runs, in the same thread."""
+    shutdown = Shutdown(leases, grace_s=3600)
+    locks = [
+        name for name, it in vars(shutdown).items() if hasattr(it, "acquire") or hasattr(it, "set")
+    ]
+    assert locks == []
+
+
 def test_third_request_ends_the_process(leases: LeaseKeeper) -> None:
     """Whoever asks three times does not want to wait."""
     ended: list[int] = []
@@ -102,3 +120,30 @@ def test_silent_engine_ends_the_process_with_its_own_status(leases: LeaseKeeper)
     threading.Event().wait(0.25)
     watchdog.look()
     assert len(ended) == 1, "nothing runs any more"
+
+
+def test_an_engine_that_steps_is_not_silent(leases: LeaseKeeper) -> None:
+    """All jobs wait for one long prefix: no step of theirs, but many of the engine's."""
+    ended: list[int] = []
+    watchdog = Watchdog(leases, limit_s=0.2, stepped_at=time.monotonic, end=ended.append)
+    with leases.hold("acme." + "0" * 32, 1):
+        time.sleep(0.25)
+        watchdog.look()
+    assert ended == []
+
+
+def test_one_job_that_does_not_stop_ends_the_process(leases: LeaseKeeper) -> None:
+    """Its lease is renewed and others make steps; only it hangs, outside of the engine."""
+    ended: list[int] = []
+    watchdog = Watchdog(leases, limit_s=0.1, end=ended.append)
+    with (
+        leases.hold("acme." + "0" * 32, 1) as hangs,
+        leases.hold("acme." + "1" * 32, 1) as goes_on,
+    ):
+        time.sleep(0.45)
+        goes_on.beat()
+        watchdog.look()
+        assert ended == [], "nobody told it to stop"
+        hangs.end("expired")
+        watchdog.look()
+    assert ended == [DeviceLost.exit_code]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +58,24 @@ def test_unknown_job_is_refused_without_asking_the_engine(make_stack: Any) -> No
     stack = make_stack()
     assert stack.runner.run("acme." + "0" * 32) is None
     assert not stack.engine.requests
+
+
+def test_suspect_is_run_once_nothing_runs_beside_it(make_stack: Any) -> None:
+    """Its workers died twice. It is claimed when the others have ended, not before."""
+    stack = make_stack()
+    job_id = stack.submit()
+    for _ in range(2):
+        stack.store.claim(job_id, "dies", 10.0)
+        stack.clock.now += 11
+    beside = stack.runner._company.together()
+    beside.__enter__()
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(stack.runner.run, job_id)
+        time.sleep(0.5)
+        assert not result.done()
+        assert stack.store.get(job_id).job.attempt == 2
+        beside.__exit__(None, None, None)
+        assert result.result(10).attempt == 3
 
 
 def test_only_versions_that_answered_are_told_as_used(make_stack: Any) -> None:

@@ -84,6 +84,15 @@ def build_kernels(folder: Path) -> Path:
     return library
 
 
+def kernels_digest() -> str:
+    """Names what would be built here, as its folder does; "" where nothing can be."""
+    try:
+        _require_processor()
+        return _digest(_macros(_compiler()))
+    except NativeUnavailable:
+        return ""
+
+
 def _require_processor() -> None:
     system, machine = platform.system(), platform.machine().lower()
     capability = torch.backends.cpu.get_cpu_capability()

@@ -18,8 +18,15 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from contract.errors import InvalidInput
+from contract.logs import get_logger
 from worker.device import synchronize
-from worker.engine.base import EngineClosed, Generation, GenerationRequest, non_finite
+from worker.engine.base import (
+    EngineBroken,
+    EngineClosed,
+    Generation,
+    GenerationRequest,
+    non_finite,
+)
 from worker.engine.checks import check_entry, check_ids, check_key, check_length
 from worker.engine.choices import Choices
 from worker.engine.masks import forbid
@@ -32,6 +39,8 @@ from worker.engine.shared.sequences import Completion, Member, PrefixBuild, Scor
 from worker.engine.stopping import Ending
 from worker.model import LoadedModel
 from worker.prefix.entry import PrefixEntry, PrefixKey
+
+log = get_logger(__name__)
 
 DEFAULT_ROWS = 32
 # Prefill tokens in one step: what a long suffix may delay those that generate.
@@ -68,6 +77,7 @@ class SharedPrefixEngine:
         self._arrived: list[Member] = []
         self._wake = threading.Condition()
         self._closing = False
+        self.stepped_at = time.monotonic()
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
@@ -122,13 +132,29 @@ class SharedPrefixEngine:
         return member.future.result()
 
     def _loop(self) -> None:
-        with torch.no_grad():
-            while self._take_arrived():
-                self._admit()
-                self._drop_waiting()
-                chunks = self._still_wanted(self._scheduler.plan())
-                if chunks:
-                    self._step(chunks)
+        try:
+            with torch.no_grad():
+                while self._take_arrived():
+                    self._admit()
+                    self._drop_unwanted()
+                    if chunks := self._scheduler.plan():
+                        self._step(chunks)
+                        self.stepped_at = time.monotonic()
+        except BaseException as error:
+            log.exception("engine_broken", rows=len(self._members))
+            self._abandon(error)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Tell all who wait, and take nothing more."""
+        with self._wake:
+            self._closing = True
+            arrived, self._arrived = self._arrived, []
+        for member in self._members.values():
+            broken = EngineBroken(f"the engine ended by {type(error).__name__}")
+            broken.__cause__ = error
+            _fail(member, broken)
+        for member in arrived:
+            _fail(member, EngineClosed("the engine has ended", remedy="Start another worker."))
 
     def _take_arrived(self) -> bool:
         """Wait for something to do; False when the engine closes and all is done."""
@@ -147,12 +173,12 @@ class SharedPrefixEngine:
                 self._members[id(member.row)] = member
         return True
 
-    def _drop_waiting(self) -> None:
-        """Answer those that wait for room and are no longer wanted."""
-        for row in tuple(self._scheduler.waiting):
+    def _drop_unwanted(self) -> None:
+        """Answer those that are no longer wanted, whether they have room and a chunk or not."""
+        for row in (*self._scheduler.waiting, *self._scheduler.running):
             member = self._members[id(row)]
             if self._guarded(member, member.stopped):
-                self._leave(member, clean=True)
+                self._leave(member, clean=row.slot < 0)
 
     def _admit(self) -> None:
         for row in self._scheduler.admit():
@@ -162,16 +188,6 @@ class SharedPrefixEngine:
                 if self._guarded(member, partial(self._sampler.admit, row.slot, spec, ids)):
                     self._leave(member, clean=True)
 
-    def _still_wanted(self, chunks: list[Chunk]) -> list[Chunk]:
-        left = []
-        for chunk in chunks:
-            member = self._members[id(chunk.row)]
-            if self._guarded(member, member.stopped):
-                self._leave(member, clean=False)
-            else:
-                left.append(chunk)
-        return left
-
     def _step(self, chunks: list[Chunk]) -> None:
         members = [self._members[id(chunk.row)] for chunk in chunks]
         now = time.perf_counter()
@@ -180,11 +196,12 @@ class SharedPrefixEngine:
             member.largest_batch = max(member.largest_batch, len(members))
         try:
             self._compute(members, chunks)
-        except Exception as error:  # noqa: BLE001 - all that were in the step fail with it
-            for member in members:
-                if id(member.row) in self._members:
-                    member.future.set_exception(error)
-                    self._leave(member, clean=False)
+        except BaseException as error:  # noqa: BLE001 - all that were in the step fail with it
+            left = [member for member in members if id(member.row) in self._members]
+            for member in left:  # all of them before any of what may fail again
+                _fail(member, error)
+            for member in left:
+                self._leave(member, clean=False)
 
     def _compute(self, members: list[Member], chunks: list[Chunk]) -> None:
         batch, order = make_batch(
@@ -218,26 +235,45 @@ class SharedPrefixEngine:
     def _choose(self, scores: Tensor, choosing: list[tuple[Completion, int]]) -> None:
         if len(choosing) < len(scores):
             scores = scores[[at for _, at in choosing]]
-        held = [(n, m.run) for n, (m, _) in enumerate(choosing) if m.run is not None]
-        if held:
-            forbid(scores, [n for n, _ in held], [run for _, run in held])
+        if any(member.run is not None for member, _ in choosing):
+            scores, choosing = self._masked(scores, choosing)
+        if not choosing:
+            return
         chosen = self._sampler.choose(scores, [member.row.slot for member, _ in choosing])
         now = time.perf_counter()
         for (member, _), token, finite in zip(
             choosing, chosen.token_ids, chosen.finite, strict=True
         ):
             if not finite:
-                member.future.set_exception(non_finite())
+                _fail(member, non_finite())
                 self._leave(member, clean=False)
             elif self._guarded(member, partial(member.append, token, now)):
                 self._leave(member, clean=True)
+
+    def _masked(
+        self, scores: Tensor, choosing: list[tuple[Completion, int]]
+    ) -> tuple[Tensor, list[tuple[Completion, int]]]:
+        """Scores without what grammars forbid, of the rows that are left."""
+        held = [(n, m.run) for n, (m, _) in enumerate(choosing) if m.run is not None]
+        try:
+            forbid(scores, [n for n, _ in held], [run for _, run in held])
+        except BaseException:  # noqa: BLE001 - some row's: asked one by one it shows whose
+            left = []
+            for n, (member, at) in enumerate(choosing):
+                ask = partial(forbid, scores, [n], [member.run]) if member.run else _nothing
+                if self._guarded(member, ask):
+                    self._leave(member, clean=False)
+                else:
+                    left.append((n, (member, at)))
+            return scores[[n for n, _ in left]], [one for _, one in left]
+        return scores, choosing
 
     def _guarded(self, member: Member, call: Callable[[], bool | None]) -> bool:
         """What a row does of its own must not end others; True when the row has ended."""
         try:
             return bool(call())
-        except Exception as error:  # noqa: BLE001 - the caller's to see
-            member.future.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - the caller's to see, a panic of Rust's too
+            _fail(member, error)
             return True
 
     def _leave(self, member: Member, *, clean: bool) -> None:
@@ -255,3 +291,19 @@ class SharedPrefixEngine:
             keys, values = self._pool.read(layer, row.blocks, tokens)
             kv.update(keys, values, layer)
         return kv
+
+
+def _nothing() -> None:
+    pass
+
+
+def _fail(member: Member, error: BaseException) -> None:
+    """Raise an error in who asked, unless that was answered. A panic of Rust's is no Exception,
+    and would end the caller's thread.
+    """
+    if not isinstance(error, Exception):
+        wrapped = RuntimeError(f"{type(error).__name__} in a library")
+        wrapped.__cause__ = error
+        error = wrapped
+    if not member.future.done():
+        member.future.set_exception(error)

@@ -96,7 +96,8 @@ class Scored(Member):
         self._branch = [
             b for b, branch in enumerate(choices.branches) for _ in branch
         ]  # of each token beyond the suffix
-        self._scores: list[Tensor] = []
+        self._kept: list[Tensor] = []
+        self._first_scores: tuple[float, ...] = ()
 
     def stopped(self) -> bool:
         reason = self._request.should_stop()
@@ -106,10 +107,12 @@ class Scored(Member):
 
     def take(self, scores: Tensor, now: float) -> bool:
         check_finite(scores)
-        self._scores.append(scores.float().cpu())
+        if self._request.keep_scores and not self._kept:
+            self._first_scores = tuple(scores[0].tolist())
+        self._kept.append(self._choices.kept(scores))
         if self.row.computed < self.row.known:
             return False
-        every = torch.cat(self._scores)
+        every = torch.cat(self._kept)
         ends = [*self._starts[1:], len(self.ids)]
         shift = self._suffix - 1
         rest = [every[a - shift : b - shift] for a, b in zip(self._starts, ends, strict=True)]
@@ -125,7 +128,7 @@ class Scored(Member):
                 suffix_prefill_s=now - self.started_at,
                 first_token_s=now - self.asked_at,
                 batch_size=self.largest_batch,
-                first_scores=tuple(every[0].tolist()) if self._request.keep_scores else (),
+                first_scores=self._first_scores,
             )
         )
         return True
