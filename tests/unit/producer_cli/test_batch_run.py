@@ -66,6 +66,7 @@ class _MemorySubmitter:
     def submit(self, line: BatchLine, idempotency_key: str) -> _Handle:  # noqa: ARG002
         if self.refuse_after is not None and len(self.jobs) >= self.refuse_after:
             self.refused += 1
+            assert self.refused < 1000, "it is tried for ever"
             raise OverLimit("over the rate", retry_after_s=self.retry_after_s)
         if self.queue_limit is not None and len(self.in_flight) >= self.queue_limit:
             raise Conflict("the queue is full")
@@ -156,7 +157,7 @@ def test_nothing_ends_while_a_rate_limit_is_waited_for() -> None:
 
 def test_short_pauses_do_not_look_each_time() -> None:
     """A limit of hundreds a second has as many pauses, and a look reads all jobs in flight."""
-    jobs = _MemorySubmitter(refuse_after=3, retry_after_s=0.002)
+    jobs = _MemorySubmitter(refuse_after=3, retry_after_s=0.002, never_end=True)
     with pytest.raises(TimedOut):
         run_batch(_lines(5), Output(io.BytesIO(), "b"), jobs, window=100, timeout=0.2)
     assert jobs.refused > 5
