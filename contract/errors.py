@@ -102,6 +102,11 @@ class RedisRefused(PrefillqError):
     code = "redis_refused"
 
 
+class KeyDamaged(RedisRefused):
+    """A key holds what a command or script cannot work with; that another key is read says nothing
+    against."""
+
+
 class RedisFull(RedisRefused):
     """Redis has no memory left, which may pass; nothing was written."""
 

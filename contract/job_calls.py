@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from contract import keys
 from contract.calls import Run, Server, ask, command, groups
 from contract.described import describe
-from contract.errors import PrefillqError
+from contract.errors import CodecError, KeyDamaged, PrefillqError
 from contract.ids import new_job_id, tenant_of
 from contract.job_checks import check_score, check_submission
 from contract.job_refusals import (
@@ -27,12 +27,15 @@ from contract.job_refusals import (
     too_many_scores,
 )
 from contract.job_store import COMMIT_GRACE_S, MAX_SCORES, JobView, Notice, Submission, Submitted
+from contract.logs import get_logger
 from contract.pieces import Entry, read_entries
 from contract.record_hash import asked, state_of, view_of
 from contract.redis_client import text
 from contract.scripts import Argument
 from contract.settings import Settings
 from contract.types import JobState
+
+log = get_logger(__name__)
 
 
 class JobDesk(Protocol):
@@ -159,13 +162,10 @@ class JobCalls:
     async def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
         found: list[JobState | None] = []
         for group in groups(job_ids):
-            replies = await ask(
-                self._server, *(job_script(self._settings, "state", job_id) for job_id in group)
+            replies = await self._server.ask_each(
+                [job_script(self._settings, "state", job_id) for job_id in group]
             )
-            found += [
-                None if reply is None else state_of(job_id, reply)
-                for job_id, reply in zip(group, replies, strict=True)
-            ]
+            found += map(_readable_state, group, replies)
         return found
 
     async def pieces(self, job_id: str, after: str, *, limit: int) -> list[Entry]:
@@ -185,6 +185,18 @@ class JobCalls:
             self._server, job_script(self._settings, script, job_id, *args, more_keys=more_keys)
         )
         return reply
+
+
+def _readable_state(job_id: str, reply: Any) -> JobState | None:
+    """None for a record that is damaged too: producers can write theirs by hand, and who looks at
+    many must not lose the others' states to one. Raises what Redis refuses for other reasons."""
+    try:
+        if isinstance(reply, PrefillqError):
+            raise reply
+        return None if reply is None else state_of(job_id, reply)
+    except (CodecError, KeyDamaged) as error:
+        log.warning("job_unreadable", job_id=job_id, error=error.without_remedy)
+        return None
 
 
 def job_script(

@@ -286,7 +286,8 @@ class JobStore(Protocol):
         ...
 
     def states(self, job_ids: Sequence[str]) -> list[JobState | None]:
-        """The state of each job in few round trips; None where there is no record."""
+        """The state of each job in few round trips; None where there is no record that can be
+        read, of which `get` says what is wrong."""
         ...
 
     def set_limits(self, tenant: str, limits: TenantLimits) -> None:

@@ -88,9 +88,10 @@ class PieceReader:
         """`resumed`: the entry after which reading goes on."""
         self._order = (0, 0) if resumed is None else resumed.order
         self._attempt = 0 if resumed is None else resumed.attempt
-        self._at = 0 if resumed is None else resumed.at + len(resumed.text)
-        # None: what is before `_at` was read by somebody else.
-        self._seen: list[str] | None = [] if self._at == 0 else None
+        # What was read, of the characters from `_from` on; those before were read by somebody else.
+        self._from = 0 if resumed is None else resumed.at
+        self._seen = [] if resumed is None else [resumed.text]
+        self._at = self._from + sum(map(len, self._seen))
         self.ended = False  # the text that was read last
 
     @property
@@ -112,7 +113,8 @@ class PieceReader:
         if entry.order > self._order:
             # A worker says that it begins anew; its word may have been lost.
             anew = self._at > 0 or entry.kind == "restart"
-            self._order, self._attempt, self._at, self._seen = entry.order, entry.attempt, 0, []
+            self._order, self._attempt = entry.order, entry.attempt
+            self._from, self._at, self._seen = 0, 0, []
             if anew:
                 pieces.append(Piece(kind="restart", attempt=entry.attempt, entry=entry.id))
         if entry.kind != "text" or entry.at > self._at:
@@ -124,12 +126,12 @@ class PieceReader:
     def finish(self, result: Result) -> list[Piece]:
         """The rest of the text, and the end."""
         pieces, whole = [], result.text
-        seen = (
-            len(whole) >= self._at if self._seen is None else whole.startswith("".join(self._seen))
-        )
+        seen = whole.startswith("".join(self._seen), self._from)
+        if self._from and result.attempt != self._attempt:
+            seen = False  # what is before is not known here, and was another text
         if not seen:
             pieces.append(Piece(kind="restart", attempt=result.attempt))
-            self._at, self._seen = 0, []
+            self._from, self._at, self._seen = 0, 0, []
         self._attempt = result.attempt
         if rest := whole[self._at :]:
             pieces.append(self._next(rest, ""))
@@ -138,8 +140,7 @@ class PieceReader:
 
     def _next(self, new: str, entry: str) -> Piece:
         self._at += len(new)
-        if self._seen is not None:
-            self._seen.append(new)
+        self._seen.append(new)
         return Piece(kind="text", text=new, attempt=self._attempt, entry=entry)
 
 

@@ -33,7 +33,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from contract.errors import RedisFull, RedisRefused, RedisUnreachable
+from contract.errors import KeyDamaged, RedisFull, RedisRefused, RedisUnreachable
 from contract.redis_url import SENTINEL, parse_sentinel_url, redacted
 from contract.settings import Settings
 from contract.tls import tls_failure, tls_options
@@ -42,6 +42,8 @@ Client = redis.Redis
 AsyncClient = redis.asyncio.Redis
 
 SENTINEL_TIMEOUT_S = 0.5
+# A key of another type, or a script's "attempt to compare nil with number" and its like.
+_DAMAGED = re.compile(r"WRONGTYPE|\battempt to \w+ ")
 
 
 def connect(settings: Settings, *, timeout_s: float | None = None) -> Client:
@@ -194,6 +196,12 @@ def errors_explained(settings: Settings) -> Iterator[None]:
                 "Redis refused a command",
                 given=text[:200],
                 remedy="Raise maxmemory or drop old results; nothing was written.",
+            ) from error
+        if _DAMAGED.search(text):
+            raise KeyDamaged(
+                "Redis refused a command",
+                given=text[:200],
+                remedy="A key was written by something other than prefillq.",
             ) from error
         raise RedisRefused(
             "Redis refused a command", given=text[:200], remedy="See the Redis log."

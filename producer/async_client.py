@@ -21,7 +21,7 @@ from producer.client import UNDO_TIMEOUT_S, settings_for
 from producer.desk import Desk, DirectBell, Parts, desk_of
 from producer.enqueue import Enqueue, Terms, submit, terms_of, wishes_of
 from producer.following import follow
-from producer.handle import succeeded
+from producer.handle import succeeded, time_left
 from producer.patience import Pace, Patience
 from producer.validate import VariablesChecker
 from templates.lookup import SharedLookup
@@ -124,6 +124,12 @@ class AsyncProducer:
         async for job_id in self._watcher.ended(by_id.keys(), timeout):
             yield by_id[job_id]
 
+    def wait(
+        self, handles: Collection[AsyncJobHandle], timeout: float | None = None
+    ) -> AsyncIterator[AsyncJobHandle]:
+        """`as_completed` under its older name."""
+        return self.as_completed(handles, timeout)
+
     async def close(self) -> None:
         """Close all connections. Jobs go on."""
         await self._watcher.close()
@@ -174,9 +180,10 @@ class AsyncJobHandle:
 
     async def outcome(self, timeout: float | None = None) -> Result:  # noqa: ASYNC109
         """As `JobHandle.outcome`."""
+        left = time_left(timeout)
         view = await self.view()
         while view.result is None:
-            async for _ in self._watcher.ended([self.id], timeout):
+            async for _ in self._watcher.ended([self.id], left()):
                 pass
             view = await self.view()
         return view.result

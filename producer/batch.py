@@ -14,11 +14,12 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, Generic, Protocol, TypeVar
 
 from contract.canonical import digest
 from contract.codec import check_plain
@@ -30,7 +31,9 @@ from contract.errors import (
     NotFound,
     OverLimit,
     PrefillqError,
+    RedisUnreachable,
     SpecInvalid,
+    TimedOut,
 )
 from contract.types import JobState, Result
 from producer.batch_format import INVALID, OWN, Format, OnlyVariable, Written
@@ -42,6 +45,7 @@ H = TypeVar("H", bound="Handle")
 Check = Callable[[str, Mapping[str, Any], str | None], None]
 
 _LONGEST_PAUSE_S = 5.0  # a limit may be raised while a batch waits for its turn
+_LOOK_S = 1.0  # at least so long between looks at what ended while it does
 _MAX_RESULT_LINE = 2**29  # JSON of the largest result that settings allow, and then some
 
 
@@ -84,8 +88,8 @@ class Submitter(Protocol[H]):
 
     def submit(self, line: BatchLine, idempotency_key: str) -> H: ...
 
-    def ended(self, handles: Collection[H]) -> Iterator[H]:
-        """The handles as their jobs end. Raises TimedOut."""
+    def ended(self, handles: Collection[H], timeout: float | None) -> Iterator[H]:
+        """The handles as their jobs end. Raises TimedOut after so many seconds."""
         ...
 
 
@@ -300,26 +304,16 @@ def run_batch(
     submitter: Submitter[H],
     *,
     window: int,
+    timeout: float | None = None,
     on_done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run what `output` lacks, with at most `window` jobs in flight.
+    """Run what `output` lacks, with at most `window` jobs in flight, for `timeout` seconds.
 
     Jobs in flight are topped up once half of them have ended: waiting for them costs one
     subscription each time, so it is not renewed for every job. Errors of Redis and TimedOut
     pass through; `output` can then be taken up again.
     """
-    running: dict[str, tuple[H, BatchLine]] = {}
-
-    def drain(down_to: int) -> None:
-        if len(running) <= down_to:
-            return
-        for handle in submitter.ended([handle for handle, _ in running.values()]):
-            _, line = running.pop(handle.id)
-            output.write(line, handle.outcome(0))
-            on_done()
-            if len(running) <= down_to:
-                return
-
+    flight = _Flight(output, submitter, timeout=timeout, on_done=on_done)
     for line in lines:
         if line.index in output.indexes:
             continue
@@ -332,23 +326,87 @@ def run_batch(
                 handle = submitter.submit(line, f"batch:{output.batch}:{line.index}")
                 break
             except Conflict as error:
-                if _waited(error):
+                if isinstance(error, OverLimit) and error.retry_after_s is not None:
+                    flight.rest(error.retry_after_s)
                     continue
-                if not running:
+                if not flight.running:
                     raise
-                drain(len(running) - 1)  # perhaps the queue is full: make room, if it is ours
-        running[handle.id] = (handle, line)
-        if len(running) >= window:
-            drain(window // 2)
-    drain(0)
+                # Perhaps the queue is full: make room, if it is ours.
+                flight.drain(len(flight.running) - 1)
+        flight.running[handle.id] = (handle, line)
+        if len(flight.running) >= window:
+            flight.drain(window // 2)
+    flight.drain(0)
 
 
-def _waited(error: Conflict) -> bool:
-    """True after the pause that a rate limit asks for."""
-    if not isinstance(error, OverLimit) or error.retry_after_s is None:
-        return False
-    time.sleep(min(error.retry_after_s, _LONGEST_PAUSE_S))
-    return True
+class _Flight(Generic[H]):
+    """Jobs that were submitted and whose results are not written yet."""
+
+    def __init__(
+        self,
+        output: Output,
+        submitter: Submitter[H],
+        *,
+        timeout: float | None,
+        on_done: Callable[[], None],
+    ) -> None:
+        self.running: dict[str, tuple[H, BatchLine]] = {}
+        self._output = output
+        self._submitter = submitter
+        self._give_up = None if timeout is None else time.monotonic() + timeout
+        self._on_done = on_done
+        self._looked_at = -math.inf
+
+    def drain(self, down_to: int) -> None:
+        """Write results until no more jobs than that are in flight. Raises TimedOut."""
+        if len(self.running) <= down_to:
+            return
+        for handle in self._ended(self._left()):
+            self._write(handle)
+            if len(self.running) <= down_to:
+                return
+
+    def rest(self, seconds: float) -> None:
+        """Do not submit for so long, as a rate limit asks, and write what ends meanwhile.
+
+        Raises TimedOut once there is no time left.
+        """
+        left = self._left()
+        if left == 0:
+            self._write_ended(0.0)
+            raise TimedOut(
+                "not all of the batch could be enqueued in time",
+                given="a rate limit that is reached",
+                remedy="The jobs go on; the same again goes on with the batch.",
+            )
+        until = time.monotonic() + min(
+            seconds, _LONGEST_PAUSE_S, math.inf if left is None else left
+        )
+        if time.monotonic() - self._looked_at >= _LOOK_S:
+            self._write_ended(until - time.monotonic())
+            self._looked_at = time.monotonic()
+        time.sleep(max(0.0, until - time.monotonic()))
+
+    def _write_ended(self, seconds: float) -> None:
+        """What ends within that time; whether Redis is there the next submit will tell."""
+        ended: Iterator[H] = self._ended(max(0.0, seconds)) if self.running else iter(())
+        while True:
+            try:
+                handle = next(ended)
+            except (StopIteration, TimedOut, RedisUnreachable):
+                return
+            self._write(handle)
+
+    def _write(self, handle: H) -> None:
+        self._output.write(self.running[handle.id][1], handle.outcome(0))
+        del self.running[handle.id]
+        self._on_done()
+
+    def _ended(self, timeout: float | None) -> Iterator[H]:
+        return self._submitter.ended([handle for handle, _ in self.running.values()], timeout)
+
+    def _left(self) -> float | None:
+        return None if self._give_up is None else max(0.0, self._give_up - time.monotonic())
 
 
 def _text_of(line: bytes, max_bytes: int, encoding: str) -> str:

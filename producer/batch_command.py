@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from contract.settings import Settings
     from contract.types import VersionRef
     from producer.batch import BadLine, BatchLine, Summary
+    from producer.dry_run import DryRun
     from producer.handle import JobHandle
     from templates.target import Target
     from templates.version import PublishedVersion
@@ -126,7 +127,6 @@ def batch(
         settings,
         use_cache=not no_cache,
         patience_s=patience,
-        deadline=None if timeout is None else started + timeout,
     )
     # JSON may spell each byte of a variable with six characters, and has a frame around them.
     longest = 6 * settings.max_variables_bytes + 2**16
@@ -144,7 +144,10 @@ def batch(
             )
 
         if dry_run:
-            _count_tokens(lines(), jobs, settings, skip_invalid=skip_invalid)
+            from producer.dry_run import DryRun
+
+            counted = DryRun(settings, use_cache=not no_cache)
+            _count_tokens(lines(), jobs, counted, skip_invalid=skip_invalid)
             return
         assert out is not None  # noqa: S101 - a usage error above
         with _locked(out) as target:
@@ -165,8 +168,9 @@ def batch(
                 bad.refuse()
             before = output.summary.done
             try:
+                left = None if timeout is None else started + timeout - time.monotonic()
                 with _progress(total, before) as on_done:
-                    run_batch(lines(), output, jobs, window=window, on_done=on_done)
+                    run_batch(lines(), output, jobs, window=window, timeout=left, on_done=on_done)
             except BaseException:
                 note(
                     f"{output.summary.done} of {total} results in {out}; "
@@ -177,13 +181,12 @@ def batch(
 
 
 def _count_tokens(
-    lines: Iterator[BatchLine | BadLine], jobs: _Jobs, settings: Settings, *, skip_invalid: bool
+    lines: Iterator[BatchLine | BadLine], jobs: _Jobs, counted: DryRun, *, skip_invalid: bool
 ) -> None:
     """Say what the lines come to, on stdout. Raises InvalidInput for bad ones, ModelError."""
     from producer.batch import BadLine
-    from producer.dry_run import DryRun
 
-    counted, bad = DryRun(settings), _Bad()
+    bad = _Bad()
     for line in lines:
         if isinstance(line, BadLine):
             bad.add(line)
@@ -209,9 +212,7 @@ class _Jobs:
     Lines are checked against the versions that their template's address may mean at the start.
     """
 
-    def __init__(
-        self, settings: Settings, *, use_cache: bool, patience_s: float, deadline: float | None
-    ) -> None:
+    def __init__(self, settings: Settings, *, use_cache: bool, patience_s: float) -> None:
         from contract.redis_client import connect
         from producer.client import Producer
         from producer.patience import Patience
@@ -224,7 +225,6 @@ class _Jobs:
         self._checker = VariablesChecker(settings.max_variables_bytes)
         self._targets: dict[str, Target] = {}  # by address
         self._use_cache = use_cache
-        self._deadline = deadline  # on the monotonic clock
 
     def check(self, template: str, variables: Mapping[str, Any], sticky_key: str | None) -> None:
         for ref in self._target(template).refs_for(variables, sticky_key):
@@ -265,9 +265,8 @@ class _Jobs:
             use_cache=self._use_cache,
         )
 
-    def ended(self, handles: Collection[JobHandle]) -> Iterator[JobHandle]:
-        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        return self._producer.wait(handles, timeout=left)
+    def ended(self, handles: Collection[JobHandle], timeout: float | None) -> Iterator[JobHandle]:
+        return self._producer.as_completed(handles, timeout)
 
 
 @contextmanager

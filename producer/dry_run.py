@@ -40,11 +40,16 @@ class Tokens:
 
 
 class DryRun:
-    """Counts lines of published versions, each with the tokenizer it was compiled for."""
+    """Counts lines of published versions, each with the tokenizer it was compiled for.
 
-    def __init__(self, settings: Settings) -> None:
+    Without `use_cache` no prefix is counted: each job computes its own anew.
+    """
+
+    def __init__(self, settings: Settings, *, use_cache: bool = True) -> None:
         self._settings = settings
-        self._models: dict[str, tuple[ModelFolder, TemplateTokenizer]] = {}  # by tokenizer digest
+        self._use_cache = use_cache
+        # By model and tokenizer digest: models with one tokenizer differ in what they can read.
+        self._models: dict[tuple[str, str], tuple[ModelFolder, TemplateTokenizer]] = {}
         self._versions: dict[str, Tokens] = {}
 
     def add(self, version: PublishedVersion, variables: Mapping[str, Any]) -> None:
@@ -53,7 +58,7 @@ class DryRun:
         prompt = len(fill(version.compiled, variables, tokenizer).ids)
         new = most_new_tokens(version.spec, tokenizer)
         check_positions(prompt, new, folder.max_positions)
-        prefix = len(version.compiled.prefix_ids)
+        prefix = len(version.compiled.prefix_ids) if self._use_cache else 0
         self._versions.setdefault(str(version.ref), Tokens()).add(Tokens(1, prompt, prefix, new))
 
     @property
@@ -76,7 +81,8 @@ class DryRun:
             yield f"all: {_in_words(self.total)}"
 
     def _model(self, version: PublishedVersion) -> tuple[ModelFolder, TemplateTokenizer]:
-        found = self._models.get(version.tokenizer_digest)
+        key = (version.spec.model, version.tokenizer_digest)
+        found = self._models.get(key)
         if found is None:
             folder = find_model(version.spec.model, self._settings)
             if folder.tokenizer_digest != version.tokenizer_digest:
@@ -86,10 +92,7 @@ class DryRun:
                     expected=version.tokenizer_digest[:12],
                     remedy="Fetch the model that it was published with, or publish it again.",
                 )
-            found = self._models[version.tokenizer_digest] = (
-                folder,
-                TemplateTokenizer.load(folder.path),
-            )
+            found = self._models[key] = (folder, TemplateTokenizer.load(folder.path))
         return found
 
 

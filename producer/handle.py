@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from contract.awaited import run_now
 from contract.errors import JobFailed
@@ -20,6 +21,12 @@ def succeeded(result: Result) -> Result:
     if result.status is not JobState.SUCCEEDED:
         raise JobFailed(result)
     return result
+
+
+def time_left(timeout: float | None) -> Callable[[], float | None]:
+    """Says how many of `timeout` seconds from now are left; None for no limit."""
+    give_up = None if timeout is None else time.monotonic() + timeout
+    return lambda: None if give_up is None else max(0.0, give_up - time.monotonic())
 
 
 class JobHandle:
@@ -45,9 +52,10 @@ class JobHandle:
 
     def outcome(self, timeout: float | None = None) -> Result:
         """As `result`, but a job that failed, was cancelled or expired is returned, not raised."""
+        left = time_left(timeout)
         view = self.view()
         while view.result is None:
-            for _ in self._watcher.ended([self.id], timeout):
+            for _ in self._watcher.ended([self.id], left()):
                 pass
             view = self.view()
         return view.result

@@ -34,7 +34,9 @@ from producer.async_client import AsyncProducer
 from producer.bell import Ring
 from producer.client import Producer
 from producer.desk import Parts
+from templates.answers import AnswerReader
 from templates.memory import MemoryRegistry
+from templates.output_schema import INEXACT
 from templates.placeholders import Variable, parse_content, to_text
 from templates.spec import load_spec, parse_spec
 from templates.version import PublishedVersion
@@ -58,6 +60,7 @@ class Asked:
     variables: Mapping[str, Any]
     messages: tuple[Message, ...]
     choices: tuple[str, ...] | None  # the template's output.choices
+    json_schema: Mapping[str, Any] | None  # its output.schema
     attempt: int  # 1 at first
 
 
@@ -111,6 +114,9 @@ class Stack:
     def answer(self, template: str, answer: str | Iterable[str] | Answering) -> None:
         """How jobs of `tenant/name` are answered from now on: by a function of what is asked, by
         one text, or by the next of several, the last of which stays.
+
+        It must be one of the template's `output.choices`, or JSON that fits its `output.schema`,
+        which `Result.data` then has; another answer fails the job.
 
         A function fails a job by raising: a PrefillqError gives its code, anything else
         `internal_error`. One whose `passing` is true is tried again, up to
@@ -233,13 +239,15 @@ class Stack:
                 expected=f"one of {', '.join(asked.choices)}",
             )
         prompt = sum(len(message.content.split()) for message in asked.messages)
-        stopped = self.store.stop_reason(asked.job_id, claim.job.fence)
+        cancelled = self.store.stop_reason(asked.job_id, claim.job.fence) == "cancelled"
+        reader = None if asked.json_schema is None else _reader(asked.json_schema)
         return replace(
             empty,
-            status=JobState.CANCELLED if stopped == "cancelled" else JobState.SUCCEEDED,
+            status=JobState.CANCELLED if cancelled else JobState.SUCCEEDED,
             text=text,
             choice=text if asked.choices is not None else None,
-            finish_reason="cancelled" if stopped == "cancelled" else "stop",
+            data=None if cancelled or reader is None else reader.read(text),
+            finish_reason="cancelled" if cancelled else "stop",
             usage=Usage(prompt_tokens=prompt, completion_tokens=len(text.split())),
         )
 
@@ -265,6 +273,11 @@ class _Doorbell:
         pass
 
 
+def _reader(schema: Mapping[str, Any]) -> AnswerReader:
+    """No grammar held the answer to the schema: all is checked that can be."""
+    return AnswerReader(schema, costly=INEXACT)
+
+
 def _asked(claim: Claimed, version: PublishedVersion) -> Asked:
     job = claim.job
     return Asked(
@@ -283,5 +296,6 @@ def _asked(claim: Claimed, version: PublishedVersion) -> Asked:
             for message in version.spec.messages
         ),
         choices=version.spec.output.choices,
+        json_schema=version.spec.output.json_schema,
         attempt=job.attempt,
     )

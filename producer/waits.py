@@ -65,7 +65,7 @@ class Waits(Generic[W]):
 
 
 def ended_of(job_ids: Sequence[str], states: Sequence[JobState | None]) -> Iterator[str]:
-    """Those that have ended or have no record."""
+    """Those that have ended or have no record that can be read: their own `view` says so."""
     for job_id, state in zip(job_ids, states, strict=True):
         if state is None or state.ended:
             yield job_id

@@ -207,6 +207,8 @@ def scale(
             cluster = Cluster(endpoint=endpoint, deployment=deployment, namespace=namespace)
             found = Names(RegistryReader(client, settings)).named(targets)
             objects = (model_objects if per_model else scaled_objects)(found, goal, cluster)
+            if not objects:
+                note("prefillq: no version takes new jobs, so there is nothing to scale")
             if as_json:
                 emit_json(objects)
             else:

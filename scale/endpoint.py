@@ -1,6 +1,7 @@
 """The numbers over HTTP, for KEDA's metrics-api scaler and whoever else can read JSON.
 
-- `GET /templates/TENANT/TEMPLATE`: one template; `models.DIGEST.desired` is what KEDA reads
+- `GET /templates/TENANT/TEMPLATE`: one template; `models.DIGEST.desired` is what KEDA reads, also
+  of a model whose versions are all retired: without a number it would take its fallback
 - `GET /templates/TENANT`, `GET /templates`: lists
 - `GET /models/DIGEST`: all templates of one model together, for workers that serve them all
 - `GET /healthz`: whether this process answers; Redis is not asked
@@ -158,7 +159,8 @@ def _count(given: dict[str, list[str]], name: str, default: int) -> int:
     if name not in given:
         return default
     text = given[name][-1]
-    if not (text.isascii() and text.isdecimal() and int(text[:7]) <= MAX_REPLICAS):
+    # The length first: `int` of thousands of digits takes its time, or refuses.
+    if not (text.isascii() and text.isdecimal() and len(text) < 7 and int(text) <= MAX_REPLICAS):
         raise InvalidInput(
             f"{name} cannot be read", given=text[:40], expected=f"0 to {MAX_REPLICAS}"
         )

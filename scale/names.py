@@ -25,6 +25,8 @@ class Named:
     tenant: str
     template: str
     models: Mapping[str, str] = field(default_factory=dict)  # 12 hex digits -> the model's name
+    # Of the models all of whose versions are retired; what they had may still wait and run.
+    retired: Mapping[str, str] = field(default_factory=dict)
     # Model -> number of a version that a label names -> its digest, and whether it has a prefix.
     labelled: Mapping[str, Mapping[int, tuple[str, bool]]] = field(default_factory=dict)
 
@@ -34,7 +36,12 @@ class Named:
 
     @property
     def asked(self) -> Asked:
-        return Asked(tenant=self.tenant, template=self.template, models=tuple(sorted(self.models)))
+        models = (*sorted(self.models), *sorted(self.retired))
+        return Asked(tenant=self.tenant, template=self.template, models=models)
+
+    def model_name(self, digits: str) -> str:
+        """Its name; "" of a model that the template never had."""
+        return self.models.get(digits) or self.retired.get(digits, "")
 
 
 class Names:
@@ -58,7 +65,7 @@ class Names:
                 self._leave_out(template, read.damage, targets)
             elif read.standing is not None:
                 standings[template] = read.standing
-        kinds, failed = self._read_kinds([r for one in standings.values() for r in _used(one)])
+        kinds, failed = self._read_kinds([r for one in standings.values() for r in one.refs])
         found = []
         for template, standing in standings.items():
             wrong = next((failed[ref] for ref in _used(standing) if ref in failed), None)
@@ -116,7 +123,7 @@ def _addresses(registry: RegistryReader, target: str) -> list[Template]:
 
 
 def _used(standing: Standing) -> list[VersionRef]:
-    """Versions that take jobs or that a label names: the others need not be read."""
+    """Versions that take jobs or that a label names: of the others one may be damaged."""
     labelled = set(standing.labels.values())
     return [
         ref
@@ -129,14 +136,22 @@ def _named(
     template: Template, standing: Standing, kinds: Mapping[VersionRef, VersionKind]
 ) -> Named:
     models: dict[str, str] = {}
+    retired: dict[str, str] = {}
     labelled: dict[str, dict[int, tuple[str, bool]]] = {}
     numbers = set(standing.labels.values())
-    for ref in _used(standing):
-        kind = kinds[ref]
+    for ref in standing.refs:
+        kind = kinds.get(ref)
+        if kind is None:
+            continue
         digits = kind.model_digest[:MODEL_DIGITS]
-        if ref.version not in standing.retired:
-            models[digits] = kind.model
+        (retired if ref.version in standing.retired else models)[digits] = kind.model
         if ref.version in numbers:
             labelled.setdefault(digits, {})[ref.version] = (ref.digest, kind.has_prefix)
     tenant, name = template
-    return Named(tenant=tenant, template=name, models=models, labelled=labelled)
+    return Named(
+        tenant=tenant,
+        template=name,
+        models=models,
+        retired={digits: model for digits, model in retired.items() if digits not in models},
+        labelled=labelled,
+    )

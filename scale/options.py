@@ -63,7 +63,8 @@ class Counts(_Numbers):
         counts = []
         for part in str(value).split(","):
             word = part.strip()
-            if not (word.isascii() and word.isdecimal() and 0 < int(word[:9]) <= MOST_WORKERS):
+            number = int(word) if word.isascii() and word.isdecimal() and len(word) < 7 else 0
+            if not 0 < number <= MOST_WORKERS:
                 self.fail(f"{word!r:.40} is no number from 1 to {MOST_WORKERS}", param, ctx)
-            counts.append(int(word))
+            counts.append(number)
         return tuple(dict.fromkeys(counts))

@@ -39,6 +39,7 @@ class Row:
     template: str  # address
     model: str  # its name, as the template has it
     model_digest: str  # 12 hex digits
+    retired: bool  # no version for the model takes new jobs
     waiting: int
     estimated: bool
     delayed: int
@@ -93,7 +94,8 @@ def rows_of(
                 goal,
                 assumed or Assumed(),
                 template=one.address,
-                model=one.models.get(load.model, ""),
+                model=one.model_name(load.model),
+                retired=load.model in one.retired,
                 warm=warm,
             )
         )
@@ -104,7 +106,10 @@ def model_rows(
     sight: Sight, named: Iterable[Named], goal: Goal, assumed: Assumed | None = None
 ) -> list[Row]:
     """One row for each model, over all of the templates in the sight."""
-    names = {digest: name for one in named for digest, name in one.models.items()}
+    templates = list(named)
+    retired = {digest: name for one in templates for digest, name in one.retired.items()}
+    used = {digest: name for one in templates for digest, name in one.models.items()}
+    names = retired | used
     by_model: dict[str, list[Load]] = {}
     for load in sight.loads:
         by_model.setdefault(load.model, []).append(load)
@@ -117,6 +122,7 @@ def model_rows(
             assumed or Assumed(),
             template="",
             model=names.get(model, ""),
+            retired=model in retired and model not in used,
             warm={},
         )
         for model, loads in sorted(by_model.items())
@@ -162,6 +168,7 @@ def _row(
     *,
     template: str,
     model: str,
+    retired: bool,
     warm: Mapping[str, int],
 ) -> Row:
     live = [worker for worker in serving if not worker.draining]
@@ -191,6 +198,7 @@ def _row(
         template=template,
         model=model,
         model_digest=loads[0].model,
+        retired=retired,
         waiting=waiting,
         estimated=any(load.estimated for load in loads),
         delayed=sum(load.delayed for load in loads),

@@ -53,5 +53,5 @@ def _cells(row: Row) -> tuple[object, ...]:
         f"{row.concurrency:g}{'' if row.concurrency_known else '?'}",
         warm or "-",
         row.desired,
-        row.because,
+        f"{row.because}, retired" if row.retired else row.because,
     )

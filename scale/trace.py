@@ -177,7 +177,8 @@ def _version(data: dict[str, Any]) -> str | None:
 def _number(value: object, least: float, most: float) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and least <= value <= most else None
+    # No number is nan's peer, and an integer of any length may be compared, but be no float.
+    return float(value) if least <= value <= most else None
 
 
 def _load_times(

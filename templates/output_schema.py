@@ -28,6 +28,10 @@ FORMATS = frozenset(
     "date date-time time duration email hostname ipv4 ipv6 uuid uri".split()  # noqa: SIM905
 )
 
+# What a validator in Python checks inexactly: a float is seldom a whole multiple of 0.01.
+INEXACT = frozenset({"multipleOf"})
+# And slowly too: a pattern may take `re` exponential time.
+COSTLY = INEXACT | {"pattern"}
 _WORDS = frozenset(
     "title description examples default deprecated readOnly writeOnly $comment".split()  # noqa: SIM905
 )
@@ -92,23 +96,20 @@ def for_grammar(schema: Mapping[str, Any]) -> dict[str, Any]:
     } | _unsaid(schema)
 
 
-def without_costly(schema: Any) -> Any:
-    """The schema without what a validator in Python checks slowly or inexactly.
-
-    A `pattern` may take `re` exponential time, and a float is seldom a whole multiple of 0.01.
-    """
+def without_costly(schema: Any, costly: frozenset[str] = COSTLY) -> Any:
+    """The schema without these keywords, wherever in it."""
     if isinstance(schema, list):
-        return [without_costly(part) for part in schema]
+        return [without_costly(part, costly) for part in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: {name: without_costly(part) for name, part in value.items()}
+        key: {name: without_costly(part, costly) for name, part in value.items()}
         if key in ("properties", "$defs")
-        else without_costly(value)
+        else without_costly(value, costly)
         if key in ("items", "anyOf")
         else value
         for key, value in schema.items()
-        if key not in ("pattern", "multipleOf")
+        if key not in costly
     }
 
 

@@ -38,6 +38,7 @@ from templates.version import PublishedVersion, VersionKind
 log = get_logger(__name__)
 
 _ENTRIES_AT_ONCE = 500
+_FEW_ENTRIES = 5  # where each may be of any length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,15 +231,39 @@ class RegistryReader:
             entries += _read_entries(tenant, name, page)
             after = f"({text(page[-1][0])}"
 
-    def history(self, tenant: str, name: str, limit: int) -> list[Entry]:
-        """The last `limit` moves of a template, newest first; as `journal`."""
-        with errors_explained(self._settings):
-            page = self._client.xrevrange(keys.journal(tenant, name), "+", "-", count=limit)
-        return _read_entries(tenant, name, page)
+    def history(
+        self, tenant: str, name: str, limit: int, *, most_bytes: int | None = None
+    ) -> list[Entry]:
+        """The last `limit` moves of a template, newest first; as `journal`.
 
-    def sight(self, tenant: str, name: str) -> Sight:
-        """All that moves, of one moment."""
+        With `most_bytes` no further ones are asked for once those that came have so many: an
+        entry of any length may be written by hand.
+        """
+        key, before, size = keys.journal(tenant, name), "+", 0
+        pages: list[tuple[bytes, dict[bytes, bytes]]] = []
+        at_once = limit if most_bytes is None else min(limit, _FEW_ENTRIES)
+        while len(pages) < limit:
+            count = min(at_once, limit - len(pages))
+            with errors_explained(self._settings):
+                page = self._client.xrevrange(key, before, "-", count=count)
+            pages += page
+            size += sum(len(n) + len(v) for _, fields in page for n, v in fields.items())
+            if len(page) < count:
+                break
+            if most_bytes is not None and size > most_bytes:
+                log.warning("journal_too_large", template=f"{tenant}/{name}", bytes=size)
+                break
+            before = f"({text(page[-1][0])}"
+        return _read_entries(tenant, name, pages)
+
+    def sight(self, tenant: str, name: str, *, longest: int | None = None) -> Sight:
+        """All that moves, of one moment.
+
+        `longest`: bytes of the rollout's text that are read at most, for who moves nothing by it; a
+        longer one is damaged.
+        """
         address = TemplateAddress(tenant=tenant, name=name)
+        end = -1 if longest is None else longest  # the last of one byte more
         while True:
             with errors_explained(self._settings):
                 pipe = self._client.pipeline(transaction=False)
@@ -246,7 +271,7 @@ class RegistryReader:
                 pipe.hkeys(keys.versions(tenant, name))
                 pipe.hgetall(keys.labels(tenant, name))
                 pipe.hkeys(keys.retired(tenant, name))
-                pipe.get(keys.rollout(tenant, name))
+                pipe.getrange(keys.rollout(tenant, name), 0, end)
                 pipe.time()
                 pipe.get(keys.revision(tenant, name))
                 revision, versions, labels, retired, rollout_text, time, again = pipe.execute()
@@ -254,7 +279,7 @@ class RegistryReader:
                 break  # else somebody moved something in the midst of it
         rollout = damage = None
         try:
-            rollout = None if rollout_text is None else parse_text(rollout_text)
+            rollout = parse_text(rollout_text) if rollout_text else None
         except CodecError as error:
             damage = error
         state = TemplateState(
@@ -268,7 +293,7 @@ class RegistryReader:
         return Sight(
             state=state,
             now=float(time[0]) + float(time[1]) / 1e6,
-            rollout_text=rollout_text or b"",
+            rollout_text=rollout_text,
             damage=damage,
         )
 

@@ -129,7 +129,7 @@ def _read_templates(tenant: str) -> list[Grant]:
         Grant(purpose="versions", commands="get", on=_read(keys.version(tenant, "*", "*"))),
         Grant(
             purpose="revisions and rollouts of templates",
-            commands="get mget",
+            commands="get mget getrange",
             on=_read(keys.revision(tenant, "*"), keys.rollout(tenant, "*")),
         ),
         Grant(

@@ -28,7 +28,6 @@ from ui.words import FILTERS
 
 INTERVAL_S = 2.0  # as often as workers report
 _LIVE = "/live"
-_MAX_ADDRESS = 2000  # characters of path and query
 
 View = Callable[[dict[str, str], QueryParams], Awaitable[Shown]]
 

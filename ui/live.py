@@ -14,7 +14,7 @@ from contract.logs import get_logger
 log = get_logger(__name__)
 
 MAX_STREAMS = 64
-SLOW_S = 10.0  # a browser that takes nothing for so long is dropped
+SLOW_S = 10.0  # an event that is not taken for so long is the last; ui.connection cuts it off
 _ALIVE_S = 15.0  # something is sent at least so often, so that a lost connection is noticed
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
 
@@ -55,7 +55,7 @@ class LiveStream:
                 await self._run(send, {gone, ending})
             await send({"type": "http.response.body", "body": b""})
         except TimeoutError:
-            # Without its last part the response is broken off, and the connection with it.
+            # Without its last part the response is broken off.
             log.info("slow_browser_dropped", seconds=self._slow_s)
         finally:
             streams.open -= 1

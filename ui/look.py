@@ -20,6 +20,7 @@ MAX_RUNNING = 500  # of a tenant
 MAX_WAITING = 25  # of a template; the ones whose deadline is next
 MAX_DEAD = 50  # of a tenant
 MAX_ENDED = 50  # of a tenant
+MAX_ROLLOUTS = 100
 MAX_ROWS = 1000  # records of jobs that run, as many of those that wait, and of the dead
 
 

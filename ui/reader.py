@@ -30,11 +30,12 @@ from contract.settings import Settings
 from contract.worker_reports import check_report, list_workers
 from templates.reading import RegistryReader
 from templates.rollouts.outcomes import describe
-from templates.rollouts.plain import parse_text
+from templates.rollouts.plain import MAX_TEXT_BYTES, parse_text
 from templates.stored import read_names
 from ui.ended import Ended
 from ui.look import (
     MAX_DEAD,
+    MAX_ROLLOUTS,
     MAX_RUNNING,
     MAX_TEMPLATES,
     MAX_TENANTS,
@@ -60,6 +61,7 @@ _FIELDS = (
 _RESULT_FIELDS = ("result", "commit_s")
 _TEXT_FIELDS = ("input",)
 _JOURNAL = 30
+_JOURNAL_BYTES = 4 * 1024 * 1024
 _AT_ONCE = 500  # commands in one pipeline
 _RECORDS_AT_ONCE = 100  # in one script: Redis serves nobody else meanwhile
 _LONGEST = 200  # bytes of a field; prefillq writes none of `_FIELDS` longer
@@ -102,6 +104,10 @@ class Reader:
         templates = [(tenant.name, name) for tenant in found for name in tenant.templates]
         if len(templates) > MAX_TEMPLATES:
             left_out.append(f"{len(templates) - MAX_TEMPLATES} templates")
+        rollouts = [[(tenant.name, name) for name in tenant.rollouts] for tenant in found]
+        shown = fairly(rollouts, MAX_ROLLOUTS)
+        if (more := sum(map(len, rollouts)) - len(shown)) > 0:
+            left_out.append(f"{more} rollouts")
         lengths = self._lengths(templates[:MAX_TEMPLATES])
         running, waiting, dead, ended = self._rows(found, [ids for _, ids in lengths.values()])
         running_of = _running_of(running, found)
@@ -136,7 +142,7 @@ class Reader:
             waiting=waiting,
             dead=dead,
             ended=ended,
-            rollouts=self._rollouts(found),
+            rollouts=self._rollouts(shown),
             left_out=tuple(left_out),
         )
 
@@ -165,7 +171,7 @@ class Reader:
         """Raises NotFound, for templates that are not to be shown too, and CodecError."""
         if not (is_name(tenant) and is_name(name) and self.scope.covers(tenant)):
             raise _no_such_template()
-        sight = self._registry.sight(tenant, name)
+        sight = self._registry.sight(tenant, name, longest=MAX_TEXT_BYTES)
         if not sight.state.versions:
             raise _no_such_template()
         rollout, outcomes = sight.state.rollout, []
@@ -178,7 +184,9 @@ class Reader:
             state=sight.state,
             damage="" if sight.damage is None else sight.damage.without_remedy,
             outcomes=tuple(outcomes),
-            journal=tuple(self._registry.history(tenant, name, _JOURNAL)),
+            journal=tuple(
+                self._registry.history(tenant, name, _JOURNAL, most_bytes=_JOURNAL_BYTES)
+            ),
         )
 
     def _tenants(self) -> tuple[float, list[str]]:
@@ -295,13 +303,15 @@ class Reader:
                 self._scripts.add("fields", keys=some, args=[_LONGEST, *_FIELDS], pipe=pipe)
             return [reply for replies in pipe.execute() for reply in replies]
 
-    def _rollouts(self, found: Sequence[_Found]) -> tuple[RolloutRow, ...]:
-        names = [(tenant.name, name) for tenant in found for name in tenant.rollouts]
-        texts = self._replies([("GET", keys.rollout(*pair)) for pair in names])
+    def _rollouts(self, names: Sequence[tuple[str, str]]) -> tuple[RolloutRow, ...]:
+        # Of a text that is too long as much as shows that it is.
+        texts = self._replies(
+            [("GETRANGE", keys.rollout(*pair), 0, MAX_TEXT_BYTES) for pair in names]
+        )
         rows = []
         for (tenant, name), rollout_text in zip(names, texts, strict=True):
             try:
-                if rollout_text is not None:
+                if rollout_text:
                     rollout = parse_text(rollout_text)
                     rows.append(RolloutRow(tenant=tenant, template=name, rollout=rollout))
             except CodecError as error:

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from contract.errors import Conflict, InvalidInput
+from ui.connection import Connection
 from ui.live import Streams
 
 _GRACE_S = 3
@@ -66,12 +67,11 @@ class _Server(uvicorn.Server):
         self._streams.ending.set()  # the loop looks at it ten times a second
 
 
-def serve(
-    app: ASGIApp, listening: socket.socket, streams: Streams, *, ready: Callable[[], None]
-) -> None:
-    """Blocks until a signal comes. `ready` is called when connections are already taken."""
-    config = uvicorn.Config(
+def make_config(app: ASGIApp, *, grace_s: int = _GRACE_S) -> uvicorn.Config:
+    """How the page is served. `grace_s`: for answers that are under way at the end."""
+    return uvicorn.Config(
         app,
+        http=Connection,
         access_log=False,  # addresses have names of tenants in them
         log_config=None,
         lifespan="off",
@@ -79,7 +79,13 @@ def serve(
         proxy_headers=False,
         ws="none",
         limit_concurrency=_MAX_CONNECTIONS,
-        timeout_graceful_shutdown=_GRACE_S,
+        timeout_graceful_shutdown=grace_s,
     )
+
+
+def serve(
+    app: ASGIApp, listening: socket.socket, streams: Streams, *, ready: Callable[[], None]
+) -> None:
+    """Blocks until a signal comes. `ready` is called when connections are already taken."""
     ready()
-    _Server(config, streams).run(sockets=[listening])
+    _Server(make_config(app), streams).run(sockets=[listening])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from contract.codec import pack
 from contract.job_store import TenantLimits
@@ -11,6 +11,8 @@ from contract.logs import get_logger
 from ui.look import MAX_ROWS
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 _NO_INPUT = pack({})
 
@@ -39,10 +41,11 @@ def submitted_at(ids: Sequence[str]) -> float | None:
     return min((int(job_id[-32:-20], 16) / 1000 for job_id in ids), default=None)
 
 
-def fairly(lists: Sequence[list[str]]) -> list[str]:
-    """At most MAX_ROWS ids, of each list as many as of the others."""
-    each = max(1, MAX_ROWS // max(1, sum(map(bool, lists))))
-    return [job_id for ids in lists for job_id in ids[:each]][:MAX_ROWS]
+def fairly(lists: Sequence[list[T]], most: int | None = None) -> list[T]:
+    """At most so many (MAX_ROWS), of each list as many as of the others."""
+    most = MAX_ROWS if most is None else most
+    each = max(1, most // max(1, sum(map(bool, lists))))
+    return [item for items in lists for item in items[:each]][:most]
 
 
 def limits_of(tenant: str, values: Sequence[Any] | None) -> TenantLimits:

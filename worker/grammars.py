@@ -7,7 +7,6 @@ tenant's schema holds up nobody else's jobs for long.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 from collections import OrderedDict
@@ -17,17 +16,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
-from referencing import Registry
 from torch import Tensor
 
-from contract.codec import check_plain
-from contract.described import place_and_rule
-from contract.errors import InvalidInput, PrefillqError
+from contract.errors import PrefillqError
 from contract.logs import get_logger
-from templates.output_schema import for_grammar, schema_text, without_costly
+from templates.answers import AnswerReader
+from templates.output_schema import for_grammar, schema_text
 from templates.tokenizer import TemplateTokenizer
 from worker.engine.base import GrammarFailed, GrammarRun
 
@@ -59,12 +54,6 @@ class GrammarRefused(PrefillqError):
     code = "grammar_refused"
 
 
-class AnswerInvalid(PrefillqError):
-    """An answer that is not what its schema says, though the grammar let it pass."""
-
-    code = "answer_invalid"
-
-
 class OutputGrammar:
     """See `worker.engine.base.Grammar`; reads the answers that it led to as well."""
 
@@ -73,32 +62,15 @@ class OutputGrammar:
     ) -> None:
         self._matcher = matcher
         self._masks = masks
-        # An empty registry: nothing that a schema refers to is fetched.
-        checked = without_costly(for_grammar(schema))
-        self._validator = Draft202012Validator(checked, registry=Registry())
+        self._reader = AnswerReader(schema)
 
     def start(self) -> GrammarRun:
         """See `Grammar.start`."""
         return _Run(self._matcher.deep_copy(), self._masks)
 
     def read(self, text: str) -> Any:
-        """The answer as plain data. Raises AnswerInvalid, which does not quote it."""
-        try:
-            data = json.loads(text)
-            check_plain(data)
-            wrong = best_match(self._validator.iter_errors(data))
-        except InvalidInput as error:
-            raise AnswerInvalid("the answer holds what no record can", given=error) from error
-        except (ValueError, RecursionError) as error:
-            raise AnswerInvalid(
-                "the answer is no JSON", given=f"{len(text)} characters", expected="one JSON value"
-            ) from error
-        if wrong is not None:
-            place, given, expected = place_and_rule(wrong)
-            raise AnswerInvalid(
-                f"the answer does not fit output.schema: {place}", given=given, expected=expected
-            )
-        return data
+        """See `AnswerReader.read`."""
+        return self._reader.read(text)
 
 
 class _Run:

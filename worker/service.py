@@ -231,7 +231,12 @@ class WorkerService:
         """Show this worker's state in its metrics; the thread that looks at the queues."""
         from worker.metrics.queues import INTERVAL_S, QueueLengths
 
-        queues = QueueLengths(self.client, self.settings, served=lambda: _names(self.serving))
+        queues = QueueLengths(
+            self.client,
+            self.settings,
+            model_digest=self.folder.model_digest,
+            served=lambda: _names(self.serving),
+        )
         exporter.follow(self.describe, queues.lengths)
         return Periodic("queue-lengths", queues.look, interval_s=INTERVAL_S)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -11,17 +13,20 @@ from click.testing import CliRunner, Result as Ran
 
 from contract import keys
 from contract.codec import pack
-from contract.errors import CodecError, PrefillqError, RedisRefused
+from contract.errors import CodecError, KeyDamaged, PrefillqError, RedisRefused
 from contract.ids import new_job_id, parse_address
 from contract.records import RedisJobStore
 from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import Job, VersionRef
 from contract.worker_reports import list_workers
+from producer.async_client import AsyncProducer
 from producer.cli import main
 from producer.client import Producer
 from templates.registry import Registry
+from tests.support.answering import Answering
 from tests.support.published import COMPILED, MODEL, make_spec
+from tests.support.waiting import until
 from worker.catalog import Catalog
 from worker.streams import AnswerStreams
 
@@ -183,8 +188,6 @@ def test_notices_that_are_none_end_no_wait(
     published: Registry, client: Client, settings: Settings
 ) -> None:
     """Anybody may publish to a channel; what is no job id is nobody's."""
-    from tests.support.answering import Answering
-
     with Producer(settings) as producer:
         job = producer.submit("acme/triage", {"ticket": "x"})
         for rubbish in (b"\xff", b"", b"x" * 10_000, JOB.encode(), pack({"a": 1})):
@@ -193,6 +196,73 @@ def test_notices_that_are_none_end_no_wait(
             for rubbish in (b"\xff", b"x" * 10_000):
                 client.publish(keys.notices("acme"), rubbish)
             assert job.outcome(30).text == "echo: x"
+
+
+def _damage(client: Client, job_id: str, how: str) -> None:
+    """As a producer of the tenant can, and nobody rings for it any more."""
+    match how:
+        case "state":
+            client.hset(keys.job(job_id), "state", b"zzz")
+        case "deadline":
+            client.hdel(keys.job(job_id), "deadline_at")
+        case "type":
+            client.set(keys.job(job_id), b"x")
+    client.zrem(keys.queued("acme"), job_id)
+
+
+DAMAGES = pytest.mark.parametrize("how", ["state", "deadline", "type"])
+
+
+@DAMAGES
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_damaged_record_ends_its_own_wait_alone(
+    published: Registry, client: Client, settings: Settings, how: str, when: str
+) -> None:
+    """Others' waits of the same producer go on, of its tenant and of another; its own says why."""
+    with Producer(settings) as producer, ThreadPoolExecutor(3) as pool:
+        bad, good = (producer.submit("acme/triage", {"ticket": word}) for word in ("x", "y"))
+        other = producer.submit("globex/tags", {"ticket": "z"})
+        if when == "before":
+            _damage(client, bad.id, how)
+        waits = [pool.submit(job.result, 30) for job in (good, other)]
+        own = pool.submit(bad.result, 30)
+        among = producer.as_completed([bad, good, other], timeout=30)
+        if when == "within":
+            until(lambda: len(producer._watcher._waits) == 3, what="all are waited for")
+            _damage(client, bad.id, how)
+        assert next(among) == bad
+        with pytest.raises((CodecError, KeyDamaged)):
+            own.result(10)
+        with Answering(settings), Answering(settings, "globex"):
+            assert {job.id for job in among} == {good.id, other.id}
+            assert [wait.result(30).text for wait in waits] == ["echo: y", "echo: z"]
+
+
+@DAMAGES
+def test_a_damaged_record_ends_its_own_wait_alone_in_a_loop(
+    published: Registry, client: Client, settings: Settings, how: str
+) -> None:
+    """The same, awaited."""
+
+    async def scenario() -> None:
+        async with AsyncProducer(settings) as producer:
+            bad, good = [await producer.submit("acme/triage", {"ticket": t}) for t in ("x", "y")]
+            other = await producer.submit("globex/tags", {"ticket": "z"})
+            waits = [asyncio.create_task(job.result(30)) for job in (good, other)]
+            own = asyncio.create_task(bad.result(30))
+            async with asyncio.timeout(10):
+                while len(producer._watcher._waits) < 3:  # noqa: ASYNC110 - nobody tells of it
+                    await asyncio.sleep(0.01)
+            _damage(client, bad.id, how)
+            with pytest.raises((CodecError, KeyDamaged)):
+                await own
+            among = producer.as_completed([bad, good, other], timeout=30)
+            assert await anext(among) == bad
+            with Answering(settings), Answering(settings, "globex"):
+                assert {job.id async for job in among} == {good.id, other.id}
+                assert [(await wait).text for wait in waits] == ["echo: y", "echo: z"]
+
+    asyncio.run(scenario())
 
 
 def test_any_deadline_leaves_a_stream_that_expires(client: Client, settings: Settings) -> None:

@@ -18,6 +18,8 @@ from contract.types import JobError
 from contract.users import WORKER, RedisUser, Role
 from local.redis_server import EmbeddedRedis
 from producer.client import Producer
+from templates.reading import RegistryReader
+from templates.rollouts.plain import MAX_TEXT_BYTES
 from tests.support.answering import Answering
 from tests.support.logins import refusals
 from tests.support.page_data import TEMPLATES, PageData
@@ -28,6 +30,7 @@ from tests.support.waiting import until
 from ui import reader, values
 from ui.guard import HEADERS
 from ui.live import MAX_STREAMS, Streams
+from ui.look import MAX_ROLLOUTS
 from ui.words import NONE
 
 PLACES = ("/", "/queues", "/workers", "/jobs", "/rollouts", "/tenants")
@@ -273,7 +276,7 @@ def test_nothing_is_written(settings: Settings, client: Client, data: PageData) 
         used: Any = client.info("commandstats")
     assert _everything(client) == before
     reads = {"time", "smembers", "zcard", "zcount", "zrange", "hmget", "hgetall", "get", "mget"}
-    more = {"hget", "hkeys", "hstrlen", "xrevrange", "subscribe"}
+    more = {"hget", "hkeys", "hstrlen", "getrange", "xrevrange", "subscribe"}
     script = {"evalsha", "script|exists", "script|load"}
     of_connections = {"select", "hello", "ping", "client|setinfo", "client|setname"}
     its_own = {"info", "config|resetstat"}
@@ -375,6 +378,70 @@ def test_a_text_that_no_page_can_hold_is_not_read(
     client.hset(keys.job(job_id), field, b"x" * (reader._LONGEST_TEXT + 1))
     with page_app(settings, show_text=True) as app:
         assert "too long to show" in _get(TestClient(app), f"/jobs/{job_id}", 500)
+
+
+def test_a_rollout_of_any_length_is_not_read(
+    page: TestClient, settings: Settings, data: PageData, client: Any
+) -> None:
+    """A tenant's admin may write it by hand: it is left out, and its own page says so."""
+    data.publish()
+    client.set(keys.rollout("acme", "reply-draft"), b"{" + b" " * 20_000_000)
+    client.sadd(keys.rollouts("acme"), "reply-draft")
+    with reader_of(settings) as looking:
+        replies: list[Any] = []
+        ask = looking._replies
+        looking._replies = lambda commands: replies.extend(found := ask(commands)) or found  # type: ignore[func-returns-value,method-assign]
+        looking.look()
+        sights: list[Any] = []
+        see = looking._registry.sight
+        looking._registry.sight = lambda *a, **k: sights.append(found := see(*a, **k)) or found  # type: ignore[func-returns-value,method-assign]
+        looking.template("acme", "reply-draft")
+    assert max(len(reply) for reply in replies if isinstance(reply, bytes)) == MAX_TEXT_BYTES + 1
+    _get(page, "/rollouts")
+    [sight] = sights
+    assert len(sight.rollout_text) == MAX_TEXT_BYTES + 1
+    assert sight.damage is not None
+    assert f"over {MAX_TEXT_BYTES} bytes" in _get(page, "/templates/acme/reply-draft")
+
+
+def test_more_rollouts_than_a_page_holds(
+    page: TestClient, settings: Settings, data: PageData, client: Any
+) -> None:
+    """Each tenant has its share, and what is left out is said."""
+    data.publish()
+    many, share = MAX_ROLLOUTS + 7, MAX_ROLLOUTS // 2
+    client.sadd(keys.rollouts("acme"), *(f"made-up-{n}" for n in range(many)))
+    client.sadd(keys.rollouts("globex"), "product-tagger")
+    asked: list[Any] = []
+    with reader_of(settings) as looking:
+        read = looking._rollouts
+        looking._rollouts = lambda names: asked.extend(names) or read(names)  # type: ignore[func-returns-value,method-assign]
+        look = looking.look()
+    assert look.left_out == (f"{many - share} rollouts",)
+    assert len(asked) == share + 1
+    assert ("globex", "product-tagger") in asked
+    for path in ("/", "/rollouts"):
+        assert f"Left out: {many - share} rollouts." in _get(page, path)
+
+
+def test_a_journal_of_any_length_is_read_in_part(
+    page: TestClient, settings: Settings, data: PageData, client: Any
+) -> None:
+    """The newest entries until they have some megabytes; those that can be read are shown."""
+    data.publish()
+    key = keys.journal("acme", "reply-draft")
+    whole = RegistryReader(client, settings).history("acme", "reply-draft", 30)
+    assert whole
+    for _ in range(12):
+        client.xadd(key, {"why": b"x" * 2_000_000})
+    sent = []
+    read = client.xrevrange
+    client.xrevrange = lambda *a, **k: sent.extend(found := read(*a, **k)) or found
+    reading = RegistryReader(client, settings)
+    assert reading.history("acme", "reply-draft", 30, most_bytes=4_000_000) == []
+    assert len(sent) == 5
+    assert reading.history("acme", "reply-draft", 30, most_bytes=40_000_000) == whole
+    _get(page, "/templates/acme/reply-draft")
 
 
 def test_redis_away_and_back(tmp_path: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from contract.errors import NotFound, PrefillqError
 from contract.load import MODEL_DIGITS
 from contract.settings import Settings
 from contract.types import VersionRef
+from scale.endpoint import Pages
 from scale.formula import Goal
+from scale.keda import Cluster, scaled_objects
 from scale.names import Named, Names
 from scale.rows import Assumed
 from scale.watching import Seen, Watcher
@@ -81,7 +84,7 @@ def test_a_look_at_many_templates_takes_few_round_trips(
 
 
 def test_models_and_labels_are_those_of_versions_in_use(registry: Registry, names: Names) -> None:
-    """A retired version counts while a label names it; another is not even read."""
+    """A version counts as labelled while a label names it."""
     first = publish(registry, "acme", "triage")
     second = publish(registry, "acme", "triage", text="Two: ")
     registry.set_label("acme", "triage", "canary", second.version)
@@ -92,6 +95,65 @@ def test_models_and_labels_are_those_of_versions_in_use(registry: Registry, name
     registry.remove_label("acme", "triage", "canary")
     [one] = names.named([])
     assert one.labelled == {DIGITS: {1: (first.digest, True)}}
+
+
+@pytest.fixture
+def ask(worker_client: Any, worker_settings: Settings) -> Callable[[str], tuple[int, Any]]:
+    """What the endpoint answers."""
+    watcher = Watcher(worker_client, worker_settings, assumed=Assumed())
+    pages = Pages(watcher, GOAL, window_s=60.0)
+
+    def ask(path: str) -> tuple[int, Any]:
+        status, body = pages.answer(path)
+        return int(status), body
+
+    return ask
+
+
+def test_a_retired_template_wants_no_worker_and_says_so(
+    registry: Registry, names: Names, ask: Any
+) -> None:
+    """Its number stays where KEDA reads it: an error is a worker for ever, KEDA's fallback."""
+    old = replace(MODEL, model_digest="e" * 64)
+    registry.publish(make_spec(), COMPILED, old)
+    second = registry.publish(make_spec(text="Two: "), COMPILED, MODEL).version.ref
+    registry.set_label("acme", "triage", "production", second.version)
+    registry.retire("acme", "triage", 1)
+    [one] = names.named(["acme/triage"])
+    assert (one.models, one.retired) == ({DIGITS: MODEL.name}, {"e" * 12: MODEL.name})
+    assert len(scaled_objects([one], GOAL, Cluster(endpoint="http://scale"))) == 1
+    status, body = ask("/templates/acme/triage")
+    assert status == 200
+    assert {d: (m["desired"], m["retired"]) for d, m in body["models"].items()} == {
+        DIGITS: (0, False),
+        "e" * 12: (0, True),
+    }
+    registry.remove_label("acme", "triage", "production")
+    registry.retire("acme", "triage", 2)
+    status, body = ask("/templates/acme/triage?min=1")
+    assert status == 200
+    assert {d: (m["desired"], m["retired"]) for d, m in body["models"].items()} == {
+        DIGITS: (1, True),
+        "e" * 12: (1, True),
+    }
+    for digest in (DIGITS, "e" * 12):
+        status, body = ask(f"/models/{digest}")
+        assert (status, body["desired"]) == (200, 0)
+    assert scaled_objects(names.named([]), GOAL, Cluster(endpoint="http://scale")) == []
+    assert ask("/templates/acme/triagee")[0] == 404
+
+
+def test_a_retired_version_that_cannot_be_read_hides_no_other(
+    registry: Registry, client: Any, names: Names
+) -> None:
+    """What it was for is not known, and nobody waits for it."""
+    first = publish(registry, "acme", "triage")
+    second = publish(registry, "acme", "triage", text="Two: ")
+    registry.set_label("acme", "triage", "production", second.version)
+    registry.retire("acme", "triage", 1)
+    client.set(keys.version("acme", "triage", first.digest), b"\xc1")
+    [one] = names.named(["acme/triage"])
+    assert (one.models, one.retired) == ({DIGITS: MODEL.name}, {})
 
 
 def test_what_cannot_be_read_hides_no_other(registry: Registry, client: Any, names: Names) -> None:

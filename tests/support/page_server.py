@@ -18,7 +18,7 @@ from ui.ended import Ended
 from ui.live import Streams
 from ui.reader import Reader
 from ui.scope import Scope, scope_of
-from ui.server import listen
+from ui.server import listen, make_config
 
 
 @contextmanager
@@ -63,10 +63,7 @@ def page_server(
         page_app(settings, show_text=show_text, interval_s=interval_s, streams=streams) as app,
         closing(listen("127.0.0.1", 0)) as listening,
     ):
-        config = uvicorn.Config(
-            app, log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=1
-        )
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(make_config(app, grace_s=1))
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:

@@ -1,6 +1,7 @@
-"""How many jobs wait for each template, looked at from time to time.
+"""How many jobs wait to be taken of each template for this worker's model, looked at now and then.
 
-A scrape shows the last look and never asks Redis itself: a Redis that is slow or away must not make
+What is counted are messages: a template's waiting set holds the jobs of all its models. A scrape
+shows the last look and never asks Redis itself: a Redis that is slow or away must not make
 the endpoint so.
 """
 
@@ -20,31 +21,34 @@ Template = tuple[str, str]  # tenant, name
 
 
 class QueueLengths:
-    """`look` at the queues of the templates that `served` returns; `lengths` is what was seen."""
+    """`look` at the queues of the templates that `served` returns, those for the model;
+    `lengths` is what was seen."""
 
     def __init__(
         self,
         client: Client,
         settings: Settings,
         *,
+        model_digest: str,
         served: Callable[[], Iterable[Template]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._settings = settings
+        self._model_digest = model_digest
         self._served = served
         self._clock = clock
         self._seen: dict[Template, int] = {}
         self._seen_at: float | None = None
 
     def look(self) -> None:
-        """Count once, in two round trips. Jobs past their deadline do not wait any more."""
+        """Count once, in one round trip."""
         templates = sorted(set(self._served()))
         with errors_explained(self._settings):
-            seconds, microseconds = self._client.time()
             pipe = self._client.pipeline(transaction=False)
             for tenant, name in templates:
-                pipe.zcount(keys.waiting(tenant, name), f"{seconds}.{microseconds:06d}", "+inf")
+                # The one list of a queue: there are no priorities (contract.celery_app).
+                pipe.llen(keys.messages(keys.queue(tenant, name, self._model_digest)))
             replies = pipe.execute(raise_on_error=False)
             errors = [reply for reply in replies if not isinstance(reply, int)]
             if errors and len(errors) == len(replies):

@@ -86,7 +86,7 @@ class WorkerState(Collector):
         tenant_label = ["tenant"] if self._by_tenant else []
         gauge = GaugeMetricFamily(
             "prefillq_queue_length",
-            "Jobs of a template that wait, in all of Redis.",
+            "Messages in a template's queue for this model: jobs that wait to be taken.",
             labels=["model_name", "template", *tenant_label],
         )
         lengths: Counter[tuple[str, ...]] = Counter()

@@ -85,6 +85,26 @@ def test_reading_goes_on_after_an_entry() -> None:
     assert [p.kind for p in reader.finish(result("a"))] == ["restart", "text", "end"]
 
 
+def test_two_attempts_texts_are_not_joined() -> None:
+    """Who reads on after a piece has the text before it from elsewhere: only the attempt tells
+    whether it is the result's, and where that is the same, the piece itself."""
+    reader = PieceReader(text("cd", 2))
+    pieces = reader.finish(result("uvcdwxyz", attempt=2))
+    assert [(p.kind, p.text) for p in pieces] == [
+        ("restart", ""),
+        ("text", "uvcdwxyz"),
+        ("end", ""),
+    ]
+    reader = PieceReader(text("cd", 2))
+    assert [p.kind for p in reader.finish(result("uvwxyz"))] == ["restart", "text", "end"]
+    reader = PieceReader(text("cd", 2))
+    pieces = read([text("ef", 4)], reader) + reader.finish(result("abcdEFg"))
+    assert [p.text for p in pieces] == ["ef", "", "abcdEFg", ""]
+    # What was read from the start is known, whoever computed it.
+    reader = PieceReader(text("ab", 0))
+    assert [p.text for p in reader.finish(result("abcd", attempt=2))] == ["cd", ""]
+
+
 def test_nothing_follows_the_end() -> None:
     """Whoever writes it is done."""
     reader = PieceReader()

@@ -19,6 +19,7 @@ import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
 from contract.settings import Settings
+from ui.cli import ui
 
 ROOT = Path(__file__).parents[3]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
@@ -123,7 +124,7 @@ def test_named_volumes_are_declared(compose: dict[str, Any]) -> None:
     used = {
         volume.split(":")[0]
         for service in compose["services"].values()
-        for volume in service["volumes"]
+        for volume in service.get("volumes", ())
     }
     assert {volume for volume in used if volume[0] != "."} == set(compose["volumes"])
     assert [path for path in used if path[0] == "." and not (ROOT / path).exists()] == []
@@ -141,6 +142,47 @@ def test_commands_and_options_exist(compose: dict[str, Any]) -> None:
         command = find_command(words)
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_the_page_is_on_loopback_and_shows_no_text(compose: dict[str, Any]) -> None:
+    """It asks nobody for a password."""
+    page = compose["services"]["ui"]
+    assert page["profiles"] == ["observability"]
+    command = page["command"]
+    assert command[:2] == ["prefillq", "ui"]
+    known = {option for parameter in ui.params for option in parameter.opts}
+    assert {word for word in command if word.startswith("--")} <= known - {"--show-text"}
+    port = command[command.index("--port") + 1]
+    assert page["ports"] == [f"127.0.0.1:{port}:{port}"]
+    [asked] = re.findall(r"http://[^\"]+", page["healthcheck"]["test"][-1])
+    assert asked.startswith(f"http://127.0.0.1:{port}/static/")
+    assert (ROOT / "ui" / asked.split("/", 3)[3]).is_file()
+
+
+def test_who_is_asked_for_its_health_answers_there(compose: dict[str, Any]) -> None:
+    """Each service has a check, in its container, at a port that it serves."""
+    served = {"worker": 9464, "worker-gpu": 9464, "ui": 8650}
+    served |= {"prometheus": 9090, "grafana": 3000, "flower": 5555}
+    for name, service in compose["services"].items():
+        check = service["healthcheck"]["test"]
+        assert check[0] == "CMD", name
+        if name != "redis":
+            [port] = re.findall(r"http://127\.0\.0\.1:(\d+)/", check[-1])
+            assert int(port) == served.pop(name)
+            if check[1] == "python":
+                compile(check[-1], name, "exec")
+    assert not served
+    assert "--metrics-port 9464" in compose["services"]["worker"]["command"][-1]
+
+
+def test_the_image_has_what_its_commands_need(compose: dict[str, Any]) -> None:
+    """Extras that there are; the page of `ui`, and the traces that a worker may be asked for."""
+    [extras] = re.findall(r"^ARG EXTRAS=(.+)$", DOCKERFILE.read_text("utf-8"), re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert {"worker", "ui", "otel"} <= set(extras.split(","))
+    assert '".[${EXTRAS}]"' in DOCKERFILE.read_text("utf-8")
+    assert compose["services"]["ui"]["image"] == compose["services"]["worker"]["image"]
 
 
 def test_variables_are_settings_and_the_cache_is_the_volume(compose: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from contract.pieces import Entry, joined
 from contract.types import JobState, Result
 from producer import async_notices
 from producer.async_client import AsyncJobHandle, AsyncProducer
+from producer.client import Producer
 from producer.desk import Parts
+from producer.handle import JobHandle
 from tests.support.producer_rig import TICKET, Rig
 
 
@@ -50,6 +53,51 @@ def test_a_job_from_submit_to_result(rig: Rig) -> None:
             assert (await waiting).text == "billing"
             await handle.score("quality", 1.0)
             assert (await handle.view()).scores == {"quality": 1.0}
+
+    asyncio.run(scenario())
+
+
+def test_what_one_producer_has_the_other_has() -> None:
+    """Both and their handles, by the same names and with the same parameters."""
+    for one, other in ((Producer, AsyncProducer), (JobHandle, AsyncJobHandle)):
+        public = {name for name in vars(one) if not name.startswith("_")}
+        assert public == {name for name in vars(other) if not name.startswith("_")}
+        for name in public:
+            if callable(getattr(one, name)):
+                here, there = (list(signature(getattr(c, name)).parameters) for c in (one, other))
+                assert here == there, name
+
+
+def test_a_timeout_is_one_however_often_a_notice_lies(rig: Rig) -> None:
+    """As the other producer's."""
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            handle = await producer.submit("acme/triage", TICKET)
+
+            async def cry() -> None:
+                for _ in range(80):
+                    await asyncio.sleep(0.05)
+                    producer._watcher._waits.tell(handle.id)
+
+            crying = asyncio.create_task(cry())
+            started = time.monotonic()
+            with pytest.raises(TimedOut):
+                await handle.outcome(timeout=0.3)
+            assert time.monotonic() - started < 2
+            crying.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_wait_is_as_completed(rig: Rig) -> None:
+    """Under its older name."""
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            handle = await producer.submit("acme/triage", TICKET)
+            rig.run(handle.id)
+            assert [one async for one in producer.wait([handle], timeout=10)] == [handle]
 
     asyncio.run(scenario())
 

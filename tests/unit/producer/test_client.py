@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -229,6 +231,28 @@ def test_a_result_is_waited_for(rig: Rig) -> None:
     rig.run(handle.id)
     assert handle.result().text == "billing"
     assert rig.producer.handle(handle.id).result(timeout=0).text == "billing"
+
+
+def test_a_timeout_is_one_however_often_a_notice_lies(rig: Rig) -> None:
+    """Anybody may publish a job's id; its end is in the record alone."""
+    handle, over = rig.producer.submit("acme/triage", TICKET), threading.Event()
+
+    def cry() -> None:
+        for _ in range(80):
+            if over.wait(0.05):
+                return
+            rig.producer._watcher._tell(handle.id)
+
+    crying = threading.Thread(target=cry)
+    crying.start()
+    started = time.monotonic()
+    try:
+        with pytest.raises(TimedOut):
+            handle.outcome(timeout=0.3)
+        assert time.monotonic() - started < 2
+    finally:
+        over.set()
+        crying.join()
 
 
 def test_a_job_that_failed_raises_with_its_result(rig: Rig) -> None:

@@ -140,6 +140,50 @@ def test_a_job_fails_as_in_a_worker(stack: Stack) -> None:
         results[1].result()
 
 
+def test_an_answer_with_a_schema_is_data(stack: Stack) -> None:
+    """Parsed as by a worker; what does not fit it fails the job, and is not quoted."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "order": {"type": "string", "maxLength": 8, "pattern": "^[A-Z][0-9]+$"},
+            "price": {"type": "number", "multipleOf": 0.01},
+        },
+        "required": ["order"],
+    }
+    stack.publish({**TRIAGE, "name": "extract", "output": {"schema": schema}})
+    asked: list[Asked] = []
+    answers = iter(
+        [
+            '{"order": "A17", "price": 0.07}',
+            '{"order": "planted"}',
+            '{"order": "A17", "other": "planted"}',
+            '{"order": 17}',
+            "{}",
+            '{"order": "A1',
+            "planted",
+            '{"order": "A17", "price": 1e999}',
+        ]
+    )
+
+    def answer(one: Asked) -> str:
+        asked.append(one)
+        return next(answers)
+
+    stack.answer("acme/extract", answer)
+    good, *bad = stack.producer.submit_many("acme/extract", [TICKET] * 8)
+    result = good.result()
+    assert result.data == {"order": "A17", "price": 0.07}
+    assert result.choice is None
+    for handle in bad:
+        error = handle.outcome().error
+        assert error is not None
+        assert error.code == "answer_invalid"
+        assert "planted" not in error.message
+    assert asked[0].json_schema == schema
+    stack.answer("acme/triage", '{"order": "A17"}')
+    assert stack.producer.submit("acme/triage", TICKET).result().data is None
+
+
 def test_what_may_pass_is_tried_again(stack: Stack) -> None:
     """Until it passes, or the attempts are used up and the job is dead."""
 

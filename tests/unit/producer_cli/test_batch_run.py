@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from contract.errors import Conflict, InvalidInput, RedisUnreachable
+from contract.errors import Conflict, InvalidInput, OverLimit, RedisUnreachable, TimedOut
 from contract.types import JobState, Result, Usage, VersionRef
 from producer.batch import (
     INVALID,
@@ -56,8 +57,17 @@ class _MemorySubmitter:
     most: int = 0
     waits: int = 0
     interrupt_after: int | None = None
+    refuse_after: int | None = None  # jobs, whereupon a rate limit refuses all others
+    retry_after_s: float = 30.0
+    refused: int = 0
+    never_end: bool = False
+    timeouts: list[float | None] = field(default_factory=list)
 
     def submit(self, line: BatchLine, idempotency_key: str) -> _Handle:  # noqa: ARG002
+        if self.refuse_after is not None and len(self.jobs) >= self.refuse_after:
+            self.refused += 1
+            assert self.refused < 1000, "it is tried for ever"
+            raise OverLimit("over the rate", retry_after_s=self.retry_after_s)
         if self.queue_limit is not None and len(self.in_flight) >= self.queue_limit:
             raise Conflict("the queue is full")
         job_id = self.jobs.setdefault(idempotency_key, f"job-{len(self.jobs)}")
@@ -65,8 +75,12 @@ class _MemorySubmitter:
         self.most = max(self.most, len(self.in_flight))
         return _Handle(job_id)
 
-    def ended(self, handles: Collection[_Handle]) -> Iterator[_Handle]:
+    def ended(self, handles: Collection[_Handle], timeout: float | None) -> Iterator[_Handle]:
         self.waits += 1
+        self.timeouts.append(timeout)
+        if self.never_end:
+            assert timeout is not None
+            raise TimedOut("still waiting")
         for handle in reversed(list(handles)):
             if self.interrupt_after is not None:
                 self.interrupt_after -= 1
@@ -115,6 +129,39 @@ def test_queue_filled_by_others_is_an_error() -> None:
     """With nothing of its own to wait for, a batch says so instead of spinning."""
     with pytest.raises(Conflict, match="full"):
         run_batch(_lines(1), Output(io.BytesIO(), "b"), _MemorySubmitter(queue_limit=0), window=8)
+
+
+def test_a_rate_limit_is_waited_for_no_longer_than_the_batch() -> None:
+    """However long it asks to wait; what has ended meanwhile is written."""
+    file, jobs = io.BytesIO(), _MemorySubmitter(refuse_after=3)
+    started = time.monotonic()
+    with pytest.raises(TimedOut, match="enqueued in time"):
+        run_batch(_lines(5), Output(file, "b"), jobs, window=100, timeout=0.2)
+    assert 0.15 < time.monotonic() - started < 3
+    assert sorted(line["index"] for line in _written(file)) == [0, 1, 2]
+    jobs.refuse_after = None
+    run_batch(_lines(5), Output(file, "b"), jobs, window=100, timeout=5)
+    assert sorted(line["index"] for line in _written(file)) == [0, 1, 2, 3, 4]
+    assert len(jobs.jobs) == 5
+
+
+def test_nothing_ends_while_a_rate_limit_is_waited_for() -> None:
+    """Then there is nothing to write, and the time is up all the same."""
+    jobs = _MemorySubmitter(refuse_after=3, never_end=True)
+    file = io.BytesIO()
+    with pytest.raises(TimedOut, match="enqueued in time"):
+        run_batch(_lines(5), Output(file, "b"), jobs, window=100, timeout=0.2)
+    assert _written(file) == []
+    assert all(timeout is not None and timeout <= 0.2 for timeout in jobs.timeouts)
+
+
+def test_short_pauses_do_not_look_each_time() -> None:
+    """A limit of hundreds a second has as many pauses, and a look reads all jobs in flight."""
+    jobs = _MemorySubmitter(refuse_after=3, retry_after_s=0.002, never_end=True)
+    with pytest.raises(TimedOut):
+        run_batch(_lines(5), Output(io.BytesIO(), "b"), jobs, window=100, timeout=0.2)
+    assert jobs.refused > 5
+    assert jobs.waits <= 2
 
 
 def test_interrupted_batch_goes_on_where_it_stopped() -> None:

@@ -73,6 +73,30 @@ def test_a_line_over_the_models_positions_is_refused(version: PublishedVersion) 
         DryRun(Settings()).add(version, {"note": "word " * 9000})
 
 
+def test_models_with_one_tokenizer_are_told_apart(
+    version: PublishedVersion, smollm2: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line is measured by what its own model can read."""
+    small = replace(smollm2, max_positions=60)
+    monkeypatch.setattr(
+        "producer.dry_run.find_model", lambda name, _settings: small if name == "s" else smollm2
+    )
+    other = replace(version, spec=version.spec.model_copy(update={"model": "s"}))
+    counted, note = DryRun(Settings()), {"note": "word " * 100}
+    counted.add(version, note)
+    with pytest.raises(InvalidInput):
+        counted.add(other, note)
+
+
+def test_without_the_cache_no_prefix_is_counted(version: PublishedVersion) -> None:
+    """As --no-cache computes it."""
+    counted = DryRun(Settings(), use_cache=False)
+    counted.add(version, {"note": "short"})
+    assert counted.to_dict()["cached_prefix_tokens"] == 0
+    assert counted.total.prompt > 0
+    assert "0 of them (0%) cached prefix" in "".join(counted.lines())
+
+
 def test_another_tokenizer_counts_nothing(version: PublishedVersion) -> None:
     """Its counts would be of other jobs."""
     with pytest.raises(ModelError, match="another tokenizer"):

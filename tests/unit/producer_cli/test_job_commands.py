@@ -249,7 +249,7 @@ class _Jobs:
         self.keys.add(idempotency_key)
         return _Handle(f"acme.{line.index}", self.state)
 
-    def ended(self, handles: Collection[_Handle]) -> Iterator[_Handle]:
+    def ended(self, handles: Collection[_Handle], timeout: float | None) -> Iterator[_Handle]:  # noqa: ARG002
         yield from handles
 
 

@@ -129,6 +129,8 @@ def test_other_pages(path: str, targets: list[str]) -> None:
         ("/templates/acme/notes?min=5&max=2", 400),
         ("/templates/acme/notes?min=-1", 400),
         ("/templates/acme/notes?max=999999999", 400),
+        ("/templates/acme/notes?max=0000000999999999", 400),
+        pytest.param("/templates/acme/notes?min=" + "0" * 6000, 400, id="many zeros"),
         ("/templates/acme/notes?replicas=1", 400),
         ("/templates/acme/notes?" + "&".join(f"min={n}" for n in range(40)), 400),
     ],

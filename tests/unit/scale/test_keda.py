@@ -16,6 +16,7 @@ from contract.errors import InvalidInput
 from scale.formula import Goal
 from scale.keda import FOR_MODEL, Cluster, model_objects, scaled_objects, to_yaml
 from scale.names import Named
+from worker.cli import start
 
 ROOT = Path(__file__).parents[3]
 MODEL = "0123456789ab"
@@ -181,8 +182,9 @@ def test_the_example_is_what_is_printed() -> None:
 def test_the_service_serves_what_the_objects_ask() -> None:
     """deploy/keda/endpoint.yaml: the Service's name and port are --endpoint's default."""
     text = (ROOT / "deploy" / "keda" / "endpoint.yaml").read_text("utf-8")
-    deployment, service = yaml.safe_load_all(text)
-    assert (deployment["kind"], service["kind"]) == ("Deployment", "Service")
+    deployment, service, policy = yaml.safe_load_all(text)
+    kinds = [one["kind"] for one in (deployment, service, policy)]
+    assert kinds == ["Deployment", "Service", "NetworkPolicy"]
     assert service["metadata"]["name"] == "prefillq-scale"
     [port] = service["spec"]["ports"]
     [container] = deployment["spec"]["template"]["spec"]["containers"]
@@ -192,3 +194,39 @@ def test_the_service_serves_what_the_objects_ask() -> None:
     assert container["image"] == compose["services"]["worker"]["image"]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    [rule] = policy["spec"]["ingress"]
+    assert [entry["port"] for entry in rule["ports"]] == [container["ports"][0]["name"]]
+    [who] = rule["from"]
+    assert set(who) == {"namespaceSelector", "podSelector"}, "both at once, in one entry"
+
+
+def test_the_workers_are_those_that_the_object_scales() -> None:
+    """deploy/keda/worker.yaml: name, template, model's image, and time to end in."""
+    folder = ROOT / "deploy" / "keda"
+    [workers] = yaml.safe_load_all((folder / "worker.yaml").read_text("utf-8"))
+    [shown] = yaml.safe_load_all((folder / "scaledobject.yaml").read_text("utf-8"))
+    assert shown["spec"]["scaleTargetRef"]["name"] == workers["metadata"]["name"]
+    spec, pod = workers["spec"], workers["spec"]["template"]["spec"]
+    assert "replicas" not in spec, "it is KEDA's"
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+    [fetch], [worker] = pod["initContainers"], pod["containers"]
+    assert worker["command"][:3] == ["prefillq", "worker", "start"]
+    given = dict(word.removeprefix("--").split("=") for word in worker["command"][3:])
+    known = {option.removeprefix("--") for p in start.params for option in p.opts}
+    assert set(given) <= known
+    url = shown["spec"]["triggers"][0]["metadata"]["url"]
+    assert urlsplit(url).path == f"/templates/{given['template']}"
+    assert float(given["grace"]) < pod["terminationGracePeriodSeconds"]
+    assert fetch["command"] == ["prefillq", "models", "fetch", given["model"]]
+    assert worker["readinessProbe"]["httpGet"] == {"path": "/metrics", "port": "metrics"}
+    assert [port["containerPort"] for port in worker["ports"]] == [int(given["metrics-port"])]
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
+    assert {fetch["image"], worker["image"]} == {compose["services"]["worker"]["image"]}
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text("utf-8")
+    assert f"--uid {pod['securityContext']['runAsUser']} " in dockerfile
+    [mount] = worker["volumeMounts"]
+    assert f"PREFILLQ_CACHE_DIR={mount['mountPath']}\n" in dockerfile

@@ -9,6 +9,7 @@ from contract.load import Flow, Sight
 from scale.formula import Goal
 from scale.names import Named
 from scale.rows import Assumed, Row, model_rows, read_workers, rows_of
+from scale.shown import _cells
 from tests.unit.scale.test_agreement import AGREED
 
 DIGEST, OTHER = "a" * 64, "b" * 64
@@ -52,6 +53,20 @@ def test_workers_of_the_template_and_model_count() -> None:
     )
     assert (made.workers, made.draining, made.concurrency) == (2, 1, 6.0)
     assert made.concurrency_known
+
+
+def test_a_model_without_a_version_in_use_is_said_to_be_retired() -> None:
+    """By name, in its row and in its model's, and no worker is wanted where nothing waits."""
+    idle = replace(AGREED, waiting=0, running=0, recent=Flow(seconds=60.0), kept=Flow(seconds=60.0))
+    gone = replace(NAMED, models={}, retired={"a" * 12: "tiny"})
+    sight = Sight(now=0.0, loads=(idle,), workers=(), unacked=0)
+    for goal, desired in ((GOAL, 0), (replace(GOAL, minimum=2), 2)):
+        for rows in (rows_of(sight, [gone], goal), model_rows(sight, [gone], goal)):
+            assert [(r.model, r.retired, r.desired) for r in rows] == [("tiny", True, desired)]
+            assert {_cells(r)[-1] for r in rows} == {f"{'min' if desired else 'idle'}, retired"}
+    assert not row().retired
+    [whole] = model_rows(sight, [gone, replace(NAMED, template="mail")], GOAL)
+    assert not whole.retired, "one template still has a version for the model"
 
 
 def test_warm_is_per_labelled_version() -> None:

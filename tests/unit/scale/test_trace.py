@@ -92,12 +92,15 @@ def test_lines_of_ones_own(read: Any) -> None:
         own(at=1, template="acme/notes", service_s="1"),
         own(at=1, template="acme/notes", batch_size=0),
         b'{"at": NaN, "template": "acme/notes"}\n',
+        own(at=10**400, template="acme/notes"),
+        own(at=1, template="acme/notes", service_s=10**400),
+        own(at=1, template="acme/notes", batch_size=10**400),
         job_line(batch_size=0),
         job_line(leave_out=["queue_s"]),
         job_line(leave_out=["timestamp"]),
         job_line()[:-30] + b"\n",
     ],
-    ids=range(11),
+    ids=range(14),
 )
 def test_what_cannot_be_used_is_counted(read: Any, line: bytes) -> None:
     """And the rest is read."""

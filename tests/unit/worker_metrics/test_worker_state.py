@@ -113,55 +113,64 @@ def test_a_worker_that_loads_its_model_tells_of_its_build_alone() -> None:
 
 
 class FakeRedis:
-    """TIME and ZCOUNT."""
+    """LLEN."""
 
     def __init__(self) -> None:
         self.replies: dict[str, int | Exception] = {}
-        self.asked: list[tuple[str, str, str]] = []
-
-    def time(self) -> tuple[int, int]:
-        return (1700, 42)
+        self.asked: list[str] = []
 
     def pipeline(self, **_: bool) -> FakeRedis:
         self.asked = []
         return self
 
-    def zcount(self, key: str, low: str, high: str) -> None:
-        self.asked.append((key, low, high))
+    def llen(self, key: str) -> None:
+        self.asked.append(key)
 
     def execute(self, **_: bool) -> list[int | Exception]:
-        return [self.replies[key] for key, _, _ in self.asked]
+        return [self.replies[key] for key in self.asked]
 
 
 class Queues:
     """Lengths over a fake Redis and a clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, model_digest: str = "a" * 64) -> None:
         self.now = 100.0
         self.redis = FakeRedis()
         self.lengths = QueueLengths(
             self.redis,  # type: ignore[arg-type]
             Settings(),
+            model_digest=model_digest,
             served=lambda: [("acme", "notes"), ("acme", "letters"), ("acme", "notes")],
             clock=lambda: self.now,
         )
 
 
-def test_jobs_that_wait_and_may_still_run_are_counted() -> None:
-    """By the server's clock; one template that is served twice is asked for once."""
-    rig = Queues()
-    rig.redis.replies = {"pq:acme:waiting:notes": 5, "pq:acme:waiting:letters": 0}
-    rig.lengths.look()
-    assert rig.lengths.lengths() == {("acme", "notes"): 5, ("acme", "letters"): 0}
-    assert ("pq:acme:waiting:notes", "1700.000042", "+inf") in rig.redis.asked
-    assert len(rig.redis.asked) == 2
+def _queue(template: str, model: str = "a") -> str:
+    return f"pq:_broker:acme/{template}/{model * 12}"
+
+
+def test_each_models_queue_is_counted_by_its_own_workers() -> None:
+    """One template for two models has two; one that is served twice is asked for once."""
+    waiting: dict[str, int | Exception] = {
+        _queue("notes"): 5,
+        _queue("letters"): 0,
+        _queue("notes", "b"): 9,
+        _queue("letters", "b"): 1,
+    }
+    for model, counts in (("a", (5, 0)), ("b", (9, 1))):
+        rig = Queues(model_digest=model * 64)
+        rig.redis.replies = waiting
+        rig.lengths.look()
+        found = rig.lengths.lengths()
+        assert (found["acme", "notes"], found["acme", "letters"]) == counts
+        assert len(rig.redis.asked) == 2
 
 
 def test_a_look_that_is_too_old_is_not_shown() -> None:
     """A Redis that went away leaves no length standing for ever."""
     rig = Queues()
     assert rig.lengths.lengths() == {}
-    rig.redis.replies = {"pq:acme:waiting:notes": 5, "pq:acme:waiting:letters": 0}
+    rig.redis.replies = {_queue("notes"): 5, _queue("letters"): 0}
     rig.lengths.look()
     rig.now += queues.STALE_S
     assert rig.lengths.lengths() != {}
@@ -175,9 +184,9 @@ def test_a_damaged_key_leaves_out_its_own_queue() -> None:
 
     rig = Queues()
     wrong = ResponseError("WRONGTYPE Operation against a key")
-    rig.redis.replies = {"pq:acme:waiting:notes": wrong, "pq:acme:waiting:letters": 2}
+    rig.redis.replies = {_queue("notes"): wrong, _queue("letters"): 2}
     rig.lengths.look()
     assert rig.lengths.lengths() == {("acme", "letters"): 2}
-    rig.redis.replies = {"pq:acme:waiting:notes": wrong, "pq:acme:waiting:letters": wrong}
+    rig.redis.replies = {_queue("notes"): wrong, _queue("letters"): wrong}
     with pytest.raises(RedisRefused):
         rig.lengths.look()
