@@ -68,7 +68,8 @@ class Choices:
         """
         rows = [
             wide[:, self._ids] - wide.logsumexp(dim=-1, keepdim=True)
-            for wide in (some.float().cpu().double() for some in scores.split(_ROWS))
+            for at in range(0, len(scores) or 1, _ROWS)
+            for wide in [scores[at : at + _ROWS].float().cpu().double()]
         ]
         return torch.cat(rows)
 
