@@ -25,6 +25,7 @@ if held(ARGV[4]) then
     local due = now + tonumber(ARGV[5])
     set('not_before', seconds(due), 'ended_attempt', ARGV[4])
     queue_up(due)
+    redis.call('ZADD', beside_queued('retries'), seconds(due), job.id)
     tell_flow(now, 'busy', busy_ms(now))
     settle(now)
   end
