@@ -458,11 +458,12 @@ def test_tenants_take_turns_where_a_sweep_is_full(
     """Those that one sweep did not come to are the first of the next."""
     tenants = ["acme", "broken", "globex"]
     rig.client.sadd(keys.TENANTS, *tenants)
-    for tenant in tenants:
-        rig.client.zadd(keys.queued(tenant), dict.fromkeys([rig.submit(tenant)], 0))
+    jobs = {tenant: rig.submit(tenant) for tenant in tenants}
     monkeypatch.setattr(worker.janitor, "SWEEP_LIMIT", 1)
     rung = []
     for _ in range(4):
+        for tenant, job_id in jobs.items():
+            rig.client.zadd(keys.queued(tenant), {job_id: 0})  # overdue each time
         rig.sweep()
         rung.append([tenant for tenant in tenants if rig.line(QUEUE.replace("acme", tenant))])
     assert rung == [tenants[:1], tenants[:2], tenants, tenants]
