@@ -60,8 +60,9 @@ class JanitorLock:
 
     def _keep(self, seconds: float) -> bool:
         with errors_explained(self._settings):
-            args = [self._worker_id, _ms(seconds)]
-            return bool(self._scripts.run("keep", keys=[keys.JANITOR], args=args))
+            return bool(
+                self._scripts.run("keep", keys=[keys.JANITOR], args=[self._worker_id, _ms(seconds)])
+            )
 
 
 def _ms(seconds: float) -> int:

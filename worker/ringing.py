@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from contract import keys
 from contract.celery_app import check_own_queue
@@ -104,7 +104,7 @@ def _lacks_message(job: Doorbell, length: int, head: bytes | None, unfinished: i
         return True
     # It very likely has the message of its submit. It has none if the next message to be taken is
     # of a job that was submitted later.
-    next_job = job_in(cast(bytes, head), job.queue)
+    next_job = job_in(head, job.queue)
     return next_job is not None and _submitted_ms(next_job) > _submitted_ms(job.job_id) + LATER_MS
 
 
