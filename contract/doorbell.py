@@ -15,11 +15,14 @@ from contract.codec import pack
 CONTENT_TYPE = "application/x-msgpack"
 
 
-def made(job_id: str, queue: str) -> dict[str, Any]:
+def made(job_id: str, queue: str, *, tag: str | None = None) -> dict[str, Any]:
     """A message that tells the workers of a queue of a job, as kombu has it in memory and, in JSON,
     in Redis.
+
+    With `tag` it is the same each time; else no two are. Workers read no more of it than the job's
+    id (`worker.doorbell`), and give it a tag of their own.
     """
-    task_id = str(uuid4())
+    task_id = tag or str(uuid4())
     return {
         "body": base64.b64encode(pack([[job_id], {}, {}])).decode("ascii"),
         "content-type": CONTENT_TYPE,
@@ -30,7 +33,7 @@ def made(job_id: str, queue: str) -> dict[str, Any]:
             "correlation_id": task_id,
             # Where it goes if it is put back, and under which tag until then.
             "delivery_info": {"exchange": "", "routing_key": queue},
-            "delivery_tag": str(uuid4()),
+            "delivery_tag": tag or str(uuid4()),
             "delivery_mode": 2,
             "priority": 0,
         },

@@ -84,7 +84,7 @@ class Doorbell:
     job_id: str
     queue: str
     state: JobState  # queued, or running with a lease that ran out
-    silent: bool = False  # queued without a message: tried before, or held back by a limit
+    silent: bool = False  # its message was used up: tried before, or held back by a limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,15 +220,18 @@ class JobStore(Protocol):
         """
         ...
 
-    def overdue(self, tenant: str, *, limit: int) -> list[Doorbell]:
+    def overdue(self, tenant: str, *, limit: int, leases_tell: bool = True) -> list[Doorbell]:
         """Jobs that may lack a message: leases that ran out, and jobs queued for long.
 
-        At most `limit` of each kind, longest overdue first.
+        At most `limit` of each kind, longest overdue first. Those that are cancelled or past
+        their deadline are ended on the way, so that they count under no limit; one whose lease is
+        over for another lease's time is `queued` again, the attempt counted. With `leases_tell`
+        False a lease that ran out says nothing of its worker, and such jobs are left alone.
         """
         ...
 
     def rung(self, doorbells: Sequence[Doorbell]) -> None:
-        """These have a message now: they are not overdue for another lease."""
+        """These have a message or get one now: they are not overdue for another lease, nor held."""
         ...
 
     def retry(self, result: Result, fence: int, delay_s: float) -> JobState | None:

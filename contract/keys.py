@@ -62,6 +62,15 @@ def held(tenant: str) -> str:
     return f"pq:{tenant}:held"
 
 
+def retries(tenant: str) -> str:
+    """Sorted set: ids of queued jobs that wait for another attempt, by when to ring.
+
+    They are among the queued ones too. This one is not kept in step: the janitor takes out those
+    whose attempt has begun.
+    """
+    return f"pq:{tenant}:retries"
+
+
 def limits(tenant: str) -> str:
     """Hash: what the tenant may do at most; see `contract.job_store.TenantLimits`."""
     return f"pq:{tenant}:limits"

@@ -313,36 +313,36 @@ class MemoryJobStore:
                     )
         return None
 
-    def overdue(self, tenant: str, *, limit: int) -> list[Doorbell]:
+    def overdue(self, tenant: str, *, limit: int, leases_tell: bool = True) -> list[Doorbell]:
         with self._lock:
             now = self._clock()
-            late = sorted(
-                (
-                    record
-                    for record in self._records.values()
-                    if record.job.ref.tenant == tenant
-                    and not record.state.ended
-                    and record.ring_at <= now
-                ),
-                key=lambda record: record.ring_at,
-            )
+            held = self._held_of(tenant)
+            for job_id in {*held, *(record.job.id for record in self._late(tenant))}:
+                if leases_tell or self._records[job_id].state is JobState.QUEUED:
+                    self._settled(job_id)
+            held = self._held_of(tenant)
+            gone = [r for r in self._late(tenant) if r.state is JobState.RUNNING]
+            gone = gone[:limit] if leases_tell else []
+            for record in gone:
+                if now - record.lease_until >= self._settings.lease_s:
+                    record.state, record.worker = JobState.QUEUED, ""
+                    record.not_before = record.ring_at = now
             max_running = self._limits.get(tenant, TenantLimits()).max_running
-            free = limit
+            room = limit
             if max_running is not None:
-                free = max(0, max_running - len(self._of(tenant, JobState.RUNNING)))
-            freed = [
-                record
-                for job_id in self._held_of(tenant)
-                if (record := self._live(job_id)) and record.state is JobState.QUEUED
-            ][:free]
-            late = [record for record in late if record not in freed]
+                room = min(limit, max(0, max_running - len(self._of(tenant, JobState.RUNNING))))
+            freed = [self._records[job_id] for job_id in held[:room]]
+            for job_id in held[room:]:  # the end of another rings for it
+                self._records[job_id].ring_at = now + self._settings.lease_s
+            told = {record.job.id for record in gone + freed}
+            late = [r for r in self._late(tenant) if r.state is JobState.QUEUED]
+            late = [record for record in late if record.job.id not in told]
+            again = [record for record in late if record.not_before][:limit]
+            others = [record for record in late if not record.not_before][:limit]
             return [
-                Doorbell(job_id=r.job.id, queue=r.job.queue, state=r.state, silent=True)
-                for r in freed
-            ] + [
-                Doorbell(job_id=r.job.id, queue=r.job.queue, state=state, silent=r.not_before > 0)
-                for state in (JobState.RUNNING, JobState.QUEUED)
-                for r in [r for r in late if r.state is state][:limit]
+                Doorbell(job_id=r.job.id, queue=r.job.queue, state=r.state, silent=silent)
+                for records, silent in ((gone + freed + again, True), (others, False))
+                for r in records
             ]
 
     def rung(self, doorbells: Sequence[Doorbell]) -> None:
@@ -351,6 +351,7 @@ class MemoryJobStore:
                 record = self._live(bell.job_id)
                 if record is not None and record.state is bell.state:
                     record.ring_at = self._clock() + self._settings.lease_s
+                    self._held_back.pop(bell.job_id, None)
 
     def retry(self, result: Result, fence: int, delay_s: float) -> JobState | None:
         with self._lock:
@@ -527,9 +528,25 @@ class MemoryJobStore:
             if record.state is state and record.job.ref.tenant == tenant
         ]
 
+    def _late(self, tenant: str) -> list[_Record]:
+        """The longest overdue first."""
+        late = [
+            record
+            for record in (*self._of(tenant, JobState.QUEUED), *self._of(tenant, JobState.RUNNING))
+            if record.ring_at <= self._clock() < record.expires_at
+        ]
+        return sorted(late, key=lambda record: record.ring_at)
+
     def _held_of(self, tenant: str) -> list[str]:
-        held = [job_id for job_id in self._held_back if tenant_of(job_id) == tenant]
-        return sorted(held, key=lambda job_id: self._records[job_id].job.created_at)
+        """In order of submit."""
+        held = [
+            record
+            for job_id in tuple(self._held_back)
+            if (record := self._live(job_id)) and record.state is JobState.QUEUED
+            if record.job.ref.tenant == tenant
+        ]
+        held.sort(key=lambda record: record.job.created_at)
+        return [record.job.id for record in held]
 
     def _dead(self, job_id: str) -> _Record:
         tenant_of(job_id)

@@ -20,7 +20,7 @@ from contract.awaited import run_now
 from contract.calls import BlockingServer, Call, command
 from contract.codec import pack
 from contract.errors import InvalidInput, PrefillqError
-from contract.ids import tenant_of
+from contract.ids import new_job_id, tenant_of
 from contract.job_calls import JobCalls, job_script, outlives_ms, read_notice, unexpected
 from contract.job_checks import check_ended, check_limits
 from contract.job_ends import fit_result, outcome_of
@@ -85,13 +85,18 @@ _SCRIPTS = (
     "cancel",
     "score",
     "state",
+    "overdue",
+    "head",
+    "keep",
 )
 # What works in a full Redis too: it writes little, and then frees memory.
 _FLAGS = {
     "withdraw": "allow-oom",
     "cancel": "allow-oom",
     "state": "allow-oom",
+    "overdue": "allow-oom",
     "stop_reason": "no-writes",
+    "head": "no-writes",
 }
 
 
@@ -229,63 +234,25 @@ class RedisJobStore:
             return None
         return Doorbell(job_id=next_id, queue=queue, state=JobState.QUEUED, silent=True)
 
-    def overdue(self, tenant: str, *, limit: int) -> list[Doorbell]:
+    def overdue(self, tenant: str, *, limit: int, leases_tell: bool = True) -> list[Doorbell]:
         with errors_explained(self._settings):
-            now = self._now()
-            pipe = self._client.pipeline(transaction=False)
-            for index in (keys.running(tenant), keys.queued(tenant)):
-                pipe.zrange(index, "-inf", now, byscore=True, offset=0, num=limit)
-            pipe.zrange(keys.held(tenant), 0, limit - 1)
-            pipe.hget(keys.limits(tenant), "max_running")
-            pipe.zcard(keys.running(tenant))
-            running, queued, held, max_running, others = pipe.execute()
-            # Held back, and there may be room now.
-            freed = held[: max(0, int(max_running) - others)] if max_running else held
-            bells = self._doorbells(tenant, freed, JobState.QUEUED, silent=True)
-            bells += self._doorbells(tenant, running, JobState.RUNNING)
-            known = {bell.job_id for bell in bells}
-            bells += [
-                bell
-                for bell in self._doorbells(tenant, queued, JobState.QUEUED)
-                if bell.job_id not in known
-            ]
-        return bells
-
-    def _doorbells(
-        self, tenant: str, entries: Sequence[bytes], state: JobState, *, silent: bool = False
-    ) -> list[Doorbell]:
-        """Of the ids in an index; those without a record of ours are taken out of all."""
-        # Producers can write these sets: an entry that is no job of the tenant's rings nowhere.
-        jobs = [(entry, _job_id(entry, tenant)) for entry in entries]
-        pipe = self._client.pipeline(transaction=False)
-        for _, job_id in jobs:
-            if job_id is not None:
-                pipe.hmget(keys.job(job_id), "queue", "not_before", "state")
-        # A damaged record's error stands in its place and must not hide the others.
-        records = iter(pipe.execute(raise_on_error=False) if any(job for _, job in jobs) else ())
-        bells, lost, moved_on = [], [], []
-        for entry, job_id in jobs:
-            match None if job_id is None else next(records):
-                case [bytes(field), not_before, bytes(found)] if job_id is not None and (
-                    queue := _queue(field, tenant)
-                ):
-                    if found != state.encode():
-                        moved_on.append(entry)
-                        continue
-                    tried = not_before is not None
-                    bells.append(
-                        Doorbell(job_id=job_id, queue=queue, state=state, silent=silent or tried)
-                    )
-                case _:
-                    lost.append(entry)
-        if lost:
-            pipe.zrem(keys.running(tenant), *lost)
-            pipe.zrem(keys.queued(tenant), *lost)
-        if gone := [*lost, *moved_on]:
-            # Only here are those found that ended otherwise; the other two follow the record.
-            pipe.zrem(keys.held(tenant), *gone)
-            pipe.execute()
-        return bells
+            found = self._run(
+                "overdue",
+                new_job_id(tenant),  # of no job: beside its record are those of all others
+                limit,
+                self._settings.lease_s,
+                int(leases_tell),
+                more_keys=[keys.held(tenant), keys.retries(tenant)],
+            )
+        return [
+            Doorbell(
+                job_id=text(job_id),
+                queue=text(queue),
+                state=JobState(text(state)),
+                silent=silent == b"1",
+            )
+            for job_id, queue, state, silent in found
+        ]
 
     def rung(self, doorbells: Sequence[Doorbell]) -> None:
         if not doorbells:
@@ -295,9 +262,13 @@ class RedisJobStore:
             pipe = self._client.pipeline(transaction=False)
             for bell in doorbells:
                 tenant, queued = tenant_of(bell.job_id), bell.state is JobState.QUEUED
-                index = keys.queued(tenant) if queued else keys.running(tenant)
-                # XX: it may have been claimed or ended meanwhile.
-                pipe.zadd(index, {bell.job_id: again_at}, xx=True)
+                indexes = [keys.queued(tenant), keys.retries(tenant)]
+                for index in indexes if queued else [keys.running(tenant)]:
+                    # XX: it may have been claimed or ended meanwhile.
+                    pipe.zadd(index, {bell.job_id: again_at}, xx=True)
+                if queued:
+                    # Refused once more for lack of room, it is held again.
+                    pipe.zrem(keys.held(tenant), bell.job_id)
             pipe.execute()
 
     def retry(self, result: Result, fence: int, delay_s: float) -> JobState | None:

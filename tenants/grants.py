@@ -220,14 +220,14 @@ def _worker() -> list[Grant]:
     """Run the jobs of all tenants; read templates and lead their rollouts."""
     any_job = keys.job("*.*")
     queued, running, waiting = keys.queued("*"), keys.running("*"), keys.waiting("*", "*")
-    held, dead = keys.held("*"), keys.dead("*")
+    held, dead, retries = keys.held("*"), keys.dead("*"), keys.retries("*")
     messages, unacked = keys.messages("*/*"), keys.messages("unacked")
     unacked_index, mutex = keys.messages("unacked_index"), keys.messages("unacked_mutex")
     return [
         Grant(
             purpose="job functions: claim, renew, commit and all others but submit",
             commands="fcall",
-            on=_read_write(any_job, queued, running, waiting, held, dead),
+            on=_read_write(any_job, queued, running, waiting, held, dead, retries),
         ),
         Grant(
             purpose="records of jobs",
@@ -241,8 +241,13 @@ def _worker() -> list[Grant]:
         ),
         Grant(
             purpose="jobs over max_running, which wait for another to end",
-            commands="zadd zrem zrange zpopmin",
+            commands="zadd zrem zrange zscore zpopmin",
             on=_read_write(held),
+        ),
+        Grant(
+            purpose="jobs that wait for another attempt",
+            commands="zadd zrem zrange",
+            on=_read_write(retries),
         ),
         Grant(
             purpose="what tenants may have at most",
@@ -308,7 +313,7 @@ def _worker() -> list[Grant]:
         ),
         Grant(
             purpose="take messages, put them back, ring again, see whose turn is next",
-            commands="brpop lpush rpush llen lindex",
+            commands="brpop lpush rpush llen lpos lindex",
             on=_read_write(messages, keys.messages(f"{keys.UNUSED_QUEUE}*")),
         ),
         Grant(
@@ -331,7 +336,16 @@ def _worker() -> list[Grant]:
         Grant(purpose="which tenants there are", commands="smembers", on=_read(keys.TENANTS)),
         *_read_templates("*"),
         *_move_templates("*"),
-        Grant(purpose="one janitor at a time", commands="set", on=_write(keys.JANITOR)),
+        Grant(
+            purpose="one janitor at a time",
+            commands="fcall set get pexpire",
+            on=_read_write(keys.JANITOR),
+        ),
+        Grant(
+            purpose="the next message of a queue, by a job function",
+            commands="fcall",
+            on=_read_write(keys.messages("*/*")),
+        ),
         Grant(
             purpose="reports of workers",
             commands="set get mget del",

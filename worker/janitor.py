@@ -7,29 +7,26 @@ cost the job.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
-from typing import cast
 
 from contract import keys
-from contract.errors import RedisRefused, RedisUnreachable
-from contract.job_store import Doorbell, JobStore
+from contract.errors import PrefillqError, RedisFull, RedisRefused, RedisUnreachable
+from contract.job_store import JobStore
 from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained, text
 from contract.settings import Settings
-from contract.types import JobState
-from worker.doorbell import job_in
-from worker.ringing import Ring
+from worker.lock import JanitorLock
+from worker.ringing import Rings
 
 log = get_logger(__name__)
 
-LATER_MS = 1000  # producers' clocks differ; being wrong costs one refused claim
-LIMIT = 64  # of each kind, per tenant and sweep: a sweep's work is bounded
+LIMIT = 64  # jobs of each kind, per tenant and sweep
+SWEEP_LIMIT = 1024  # jobs of all tenants, after which a sweep leaves the others to the next
 
 
 class Janitor:
-    """One sweep at a time among all workers, at most every `interval_s`."""
+    """One sweep at a time among all workers, at most every `interval_s`, of bounded work."""
 
     def __init__(
         self,
@@ -38,21 +35,32 @@ class Janitor:
         settings: Settings,
         store: JobStore,
         worker_id: str,
-        ring: Ring,
+        rung_again: Callable[[], None] = lambda: None,  # told of each ring
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._trusts_leases_at = -math.inf
         self._client = client
         self._settings = settings
         self._store = store
-        self._worker_id = worker_id
-        self._ring = ring
+        self._rings = Rings(client, settings)
+        self._rung_again = rung_again
         # Often enough that a killed worker's jobs wait for little more than their lease.
         self.interval_s = min(5.0, settings.lease_s / 4)
+        # For a lease: the jobs of a worker that was killed while it swept wait that long anyway.
+        self._lock = JanitorLock(client, settings, worker_id, hold_s=settings.lease_s, clock=clock)
+        self._swept_last = ""  # tenant
+        self._looked_at = clock()
+        # Before that a lease that ran out says nothing: there may have been an outage just before
+        # this worker began.
+        self._trusts_leases_at = clock() + settings.lease_s
+        self._trusts_tenant_at: dict[str, float] = {}
 
     def sweep(self) -> int:
         """Ring for every job that needs it; returns how many. 0 when another worker sweeps."""
+        if self._clock() - self._looked_at > 1.5 * self._settings.lease_s:
+            # This process stood still, and what runs in it could renew no lease either.
+            self._distrust_leases()
+        self._looked_at = self._clock()
         try:
             return self._sweep()
         except (RedisUnreachable, RedisRefused):
@@ -60,35 +68,51 @@ class Janitor:
             raise
 
     def _sweep(self) -> int:
-        if not self._is_ours():
+        if not self._lock.take():
             return 0
-        rung = 0
+        rung = seen = 0
         with errors_explained(self._settings):
             tenants = sorted(text(tenant) for tenant in self._client.smembers(keys.TENANTS))
+        # After the one that was swept last, so that all have their turn.
+        tenants.sort(key=lambda tenant: tenant <= self._swept_last)
         for tenant in tenants:
-            try:
-                rung += self._sweep_tenant(tenant)
-            except RedisRefused as error:
-                # Something is wrong with this one's keys: no reason to forget the others.
-                log.warning("tenant_not_swept", tenant=tenant, error=str(error))
-                self._distrust_leases()
+            if seen >= SWEEP_LIMIT:
+                break
+            if not self._lock.keep():
+                log.warning("sweep_given_up", tenant=tenant)
+                return rung
+            self._swept_last = tenant
+            found = self._sweep_tenant(tenant)
+            seen += found[0]
+            rung += found[1]
+        self._lock.leave(after_s=self.interval_s * 0.8)
         return rung
 
-    def _sweep_tenant(self, tenant: str) -> int:
-        late = [job for job in self._store.overdue(tenant, limit=LIMIT) if self._may_ring(job)]
-        # All before the first ring, which changes what the next message is. Each ring goes before
-        # those that are there, so the longest overdue comes last.
-        silent = [job for job in late if self._has_no_message(job)]
-        for job in reversed(silent):
-            self._ring(job.queue, job.job_id)
-            log.info("rung_again", job_id=job.job_id, queue=job.queue, state=str(job.state))
-        self._store.rung(late)
-        return len(silent)
+    def _sweep_tenant(self, tenant: str) -> tuple[int, int]:
+        """How many jobs were looked at and how many rung for.
 
-    def _is_ours(self) -> bool:
-        with errors_explained(self._settings):
-            ttl_ms = round(self.interval_s * 800)
-            return bool(self._client.set(keys.JANITOR, self._worker_id, nx=True, px=ttl_ms))
+        What is wrong with one tenant's keys is no reason to forget the others. Raises
+        RedisUnreachable when Redis answers nobody.
+        """
+        try:
+            late = self._store.overdue(tenant, limit=LIMIT, leases_tell=self._trusts_leases(tenant))
+            missing = self._rings.missing(late)
+            # Before the ring: a job that is refused at once, for lack of room, stays held.
+            self._store.rung(late)
+            self._rings.ring(missing)
+        except PrefillqError as error:
+            if isinstance(error, RedisUnreachable):
+                with errors_explained(self._settings):
+                    self._client.ping()
+            if isinstance(error, RedisFull):
+                self._distrust_leases()
+            log.warning("tenant_not_swept", tenant=tenant, error=str(error))
+            self._trusts_tenant_at[tenant] = self._clock() + self._settings.lease_s
+            return LIMIT, 0
+        for job in missing:
+            log.info("rung_again", job_id=job.job_id, queue=job.queue, state=str(job.state))
+            self._rung_again()
+        return len(late), len(missing)
 
     def _distrust_leases(self) -> None:
         """Nobody could renew a lease either, so one that ran out says nothing of its worker: they
@@ -96,23 +120,5 @@ class Janitor:
         """
         self._trusts_leases_at = self._clock() + self._settings.lease_s
 
-    def _may_ring(self, job: Doorbell) -> bool:
-        return job.state is not JobState.RUNNING or self._clock() >= self._trusts_leases_at
-
-    def _has_no_message(self, job: Doorbell) -> bool:
-        if job.silent or job.state is JobState.RUNNING:
-            return True  # a running one's is with a worker that is gone, and comes back in a minute
-        # A queued job in a queue that holds messages very likely has one of its own. It has none if
-        # the next message to be taken is of a job that was submitted later.
-        with errors_explained(self._settings):
-            oldest = self._client.lindex(keys.messages(job.queue), -1)
-        if oldest is None:
-            return True
-        next_job = job_in(cast(bytes, oldest), job.queue)
-        return (
-            next_job is not None and _submitted_ms(next_job) > _submitted_ms(job.job_id) + LATER_MS
-        )
-
-
-def _submitted_ms(job_id: str) -> int:
-    return int(job_id[-32:-20], 16)
+    def _trusts_leases(self, tenant: str) -> bool:
+        return self._clock() >= max(self._trusts_leases_at, self._trusts_tenant_at.get(tenant, 0.0))

@@ -177,7 +177,7 @@ class WorkerService:
             settings=self.settings,
             store=self.store,
             worker_id=self.worker_id,
-            ring=self._ring_again,
+            rung_again=self.watcher.rung_again,
         )
         self._threads = [
             Periodic("catalog", self.refresh, interval_s=REFRESH_S),
@@ -239,10 +239,6 @@ class WorkerService:
         )
         exporter.follow(self.describe, queues.lengths)
         return Periodic("queue-lengths", queues.look, interval_s=INTERVAL_S)
-
-    def _ring_again(self, queue: str, job_id: str) -> None:
-        self._ring(queue, job_id)
-        self.watcher.rung_again()
 
     def _stepped_at(self) -> float:
         """When any engine computed something; the plain one checks new prefixes."""

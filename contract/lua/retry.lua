@@ -26,6 +26,7 @@ if held(ARGV[4]) then
     set('not_before', seconds(due), 'ended_attempt', ARGV[4])
     redis.call('HINCRBY', job.record, 'tried', 1)
     queue_up(due)
+    redis.call('ZADD', beside_queued('retries'), seconds(due), job.id)
     tell_flow(now, 'busy', busy_ms(now))
     settle(now)
   end

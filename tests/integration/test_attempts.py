@@ -12,7 +12,7 @@ import pytest
 from contract import keys
 from contract.errors import Conflict, NotFound
 from contract.ids import new_job_id
-from contract.job_store import Claimed
+from contract.job_store import Claimed, TenantLimits
 from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import JobError, JobState, Result
@@ -118,6 +118,41 @@ def test_expired_lease_is_rung_for_once_a_lease(rig: Rig) -> None:
     rig.store.rung(bells)
     assert overdue(rig) == []
     assert rig.claim(job_id).job.attempt == 2, "the lease itself stays over"
+
+
+def test_job_that_nobody_takes_from_a_dead_worker_is_queued_again(rig: Rig) -> None:
+    """A lease later: it counts as running no more, its attempt is used, its claim is lost."""
+    rig.store.set_limits("acme", TenantLimits(max_running=1))
+    job_id, other = rig.submit(), rig.submit()
+    old = rig.claim(job_id, lease_s=10.0)
+    rig.advance(11)
+    assert rig.store.overdue("acme", limit=10, leases_tell=False)[0].job_id == other
+    rig.store.rung(rig.store.overdue("acme", limit=10))
+    assert rig.refusal(other) == "limited"
+    rig.advance(11)
+    [bell] = [bell for bell in rig.store.overdue("acme", limit=10) if bell.job_id == job_id]
+    assert (bell.state, bell.silent) == (JobState.QUEUED, True)
+    assert rig.claim(other).job.attempt == 1
+    assert rig.store.commit(answer(old), old.job.fence) is None
+    rig.store.set_limits("acme", TenantLimits())
+    assert rig.claim(job_id).job.attempt == 2
+
+
+def test_job_that_nobody_will_do_ends_at_a_look(rig: Rig) -> None:
+    """Queued, waiting for another attempt, or its worker dead: past the deadline it is expired."""
+    rig.store.set_limits("acme", TenantLimits(max_queued=3))
+    jobs = [rig.submit(deadline_s=5.0) for _ in range(3)]
+    fail(rig, jobs[0], delay_s=1.0)
+    rig.claim(jobs[1], lease_s=3.0)
+    stream = rig.store.notices()
+    stream.follow("acme")
+    rig.advance(11)
+    assert rig.store.overdue("acme", limit=10) == []
+    told = {notice.job_id for _ in range(9) if (notice := stream.next(0.05)) is not None}
+    stream.close()
+    assert told == {None, *jobs}
+    for _ in range(3):
+        rig.submit()
 
 
 def test_last_attempt_that_fails_is_the_result(rig: Rig) -> None:

@@ -16,12 +16,14 @@ from contract.celery_app import TASK_NAME, make_celery, make_queue
 from contract.codec import pack
 from contract.job_store import Claimed
 from contract.records import RedisJobStore
+from contract.redis_client import text
 from contract.users import WORKER, Role
 from producer import Producer
 from templates.registry import Registry
 from tests.support.published import MODEL
 from tests.support.two_tenants import ACME, GLOBEX, TICKET, TwoTenants
 from worker.catalog import Catalog
+from worker.doorbell import job_in
 from worker.janitor import Janitor
 from worker.transport import Transport
 
@@ -53,7 +55,6 @@ def sweep(tenants: TwoTenants) -> Iterator[Callable[[], Rung]]:
     with tenants.client_of(WORKER) as client:
 
         def run() -> Rung:
-            rung: Rung = []
             for tenant in ("acme", "globex"):
                 queued = keys.queued(tenant)
                 if tenants.operator.type(queued) == b"zset":
@@ -64,13 +65,17 @@ def sweep(tenants: TwoTenants) -> Iterator[Callable[[], Rung]]:
                 settings=settings,
                 store=RedisJobStore(client, settings),
                 worker_id="w1",
-                ring=lambda queue, job_id: rung.append((queue, job_id)),
             )
-            both = [tenants.queue(tenant) for tenant in ("acme", "globex")]
-            tenants.operator.delete(keys.JANITOR, *both)
+            tenants.operator.delete(keys.JANITOR, *tenants.operator.keys(f"{keys.BROKER_PREFIX}*"))
             time.sleep(0.03)
             janitor.sweep()
-            return rung
+            return [
+                (queue, job_id)
+                for key in tenants.operator.keys(f"{keys.BROKER_PREFIX}*")
+                for entry in tenants.operator.lrange(key, 0, -1)
+                if (queue := text(key).removeprefix(keys.BROKER_PREFIX))
+                if (job_id := job_in(entry, queue))
+            ]
 
         yield run
 

@@ -177,6 +177,24 @@ def test_janitor_rings_for_as_many_as_there_is_room_for(rig: Rig) -> None:
     rig.store.set_limits("acme", TenantLimits())
     bells = rig.store.overdue("acme", limit=10)
     assert [bell.job_id for bell in bells if bell.silent] == jobs[2:]
+    rig.store.rung(bells)
+    assert rig.store.overdue("acme", limit=10) == [], "each is rung for once"
+
+
+def test_janitor_is_not_told_of_jobs_that_there_is_no_room_for(rig: Rig) -> None:
+    """However long they wait; also not those that wait for another attempt."""
+    rig.store.set_limits("acme", TenantLimits(max_running=1))
+    jobs = [rig.submit() for _ in range(3)]
+    first = rig.claim(jobs[0])
+    failed = answer(first, status=JobState.FAILED, text="", finish_reason="error")
+    assert rig.store.retry(failed, first.job.fence, 1.0) is JobState.QUEUED
+    rig.claim(jobs[1], lease_s=1000.0)
+    rig.advance(11)
+    for job_id in (jobs[0], jobs[2]):
+        assert rig.refusal(job_id) == "limited"
+    for _ in range(3):
+        assert rig.store.overdue("acme", limit=10) == []
+        rig.advance(11)
 
 
 def test_dead_workers_jobs_do_not_block_themselves(rig: Rig) -> None:
