@@ -29,7 +29,7 @@ MAX_READ = 5000
 _MAX_BYTES = 4 * 2**20
 _BATCH = 250
 _MAX_NAMES = 32  # of scores
-_STATES = ("succeeded", "failed")
+_STATES = ("succeeded", "failed", "expired")
 _CACHE_STATES = ("hit", "miss", "off", "")
 _MAX_SECONDS = 366 * 86_400.0
 _END_OF_TIME = 253_402_300_800.0  # the year 10000
@@ -40,9 +40,9 @@ _NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """How one job ended. Cancelled and expired ones are no outcomes."""
+    """How one job ended. Cancelled ones are no outcomes, nor those that no worker ever had."""
 
-    state: str  # succeeded or failed
+    state: str  # succeeded, failed, or expired once a worker had it
     cache: str  # hit, miss or off; "" when its workers died
     seconds: float  # from submit to end, on the server's clock
     tokens: int = 0  # of the completion
@@ -50,7 +50,7 @@ class JobOutcome:
 
     @property
     def failed(self) -> bool:
-        return self.state == "failed"
+        return self.state != "succeeded"
 
     @classmethod
     def read(cls, fields: Mapping[bytes, bytes]) -> Self:

@@ -149,15 +149,40 @@ def test_a_repeated_or_refused_commit_adds_nothing(rig: Rig) -> None:
     assert len(rig.outcomes(STREAM)) == 1
 
 
-@pytest.mark.parametrize("status", [JobState.CANCELLED, JobState.EXPIRED])
-def test_cancelled_and_expired_jobs_are_no_outcomes(rig: Rig, status: JobState) -> None:
-    """Committed by a worker, or ended by the store itself."""
-    run(rig, status=status)
-    waiting = rig.submit(rollout=ROLLOUT, deadline_s=10)
+def test_jobs_that_were_cancelled_or_never_taken_are_no_outcomes(rig: Rig) -> None:
+    """Cancelled by a worker or while it waits; expired in the queue, or once it was given back."""
+    run(rig, status=JobState.CANCELLED)
+    waiting, given_back = (rig.submit(rollout=ROLLOUT, deadline_s=10) for _ in range(2))
+    claim = rig.claim(given_back)
+    rig.store.release(given_back, claim.job.fence)
     rig.advance(11)
-    assert rig.refusal(waiting) == "expired"
+    assert [rig.refusal(job_id) for job_id in (waiting, given_back)] == ["expired"] * 2
     rig.store.cancel(rig.submit(rollout=ROLLOUT))
     assert rig.outcomes(STREAM) == []
+
+
+def test_a_job_that_expires_in_a_workers_hands_is_an_outcome(rig: Rig) -> None:
+    """Said by that worker."""
+    run(rig, status=JobState.EXPIRED, error=JobError(code="expired", message=""), **HIT)
+    [found] = rig.outcomes(STREAM)
+    assert (found["s"], found["c"], found["n"], found["e"]) == ("expired", "hit", "5", "expired")
+
+
+@pytest.mark.parametrize("way", ["its worker died", "it was to be tried again"])
+def test_a_job_that_expires_after_it_was_taken_is_an_outcome(rig: Rig, way: str) -> None:
+    """Found by whoever looks next: once, and as a failure."""
+    job_id = rig.submit(rollout=ROLLOUT, deadline_s=10)
+    claim = rig.claim(job_id, lease_s=5)
+    if way == "it was to be tried again":
+        rig.store.retry(answer(claim, **failure("out_of_memory")), claim.job.fence, delay_s=0)
+    rig.advance(11)
+    for _ in range(2):
+        assert rig.store.get(job_id).state is JobState.EXPIRED
+    [found] = rig.outcomes(STREAM)
+    assert float(found.pop("t")) == pytest.approx(11, abs=0.5)
+    assert found == {"s": "expired", "c": "", "n": "0", "e": "expired"}
+    read = JobOutcome.read({k.encode(): v.encode() for k, v in (found | {"t": "11"}).items()})
+    assert read.failed
 
 
 @pytest.mark.unrestricted("operators revive jobs")
