@@ -28,6 +28,7 @@ log = get_logger(__name__)
 MAX_READ = 5000
 _MAX_BYTES = 4 * 2**20
 _BATCH = 250
+_ALL = "0-0"  # before the id of any entry
 _MAX_NAMES = 32  # of scores
 _STATES = ("succeeded", "failed", "expired")
 _CACHE_STATES = ("hit", "miss", "off", "")
@@ -70,6 +71,7 @@ class Outcomes:
 
     jobs: tuple[JobOutcome, ...] = ()
     scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by name, one a job
+    cut: bool = False  # the window begins later than was asked: before are more than are read
 
     @property
     def answered(self) -> tuple[JobOutcome, ...]:
@@ -146,11 +148,53 @@ def read_outcomes(
 
     At most the newest MAX_READ entries, and no more once they have some megabytes.
     """
-    key = keys.outcomes(tenant, rollout, digest)
+    found = _newest(client, settings, keys.outcomes(tenant, rollout, digest), since)
+    return _outcomes(found, found.first, tenant, rollout)
+
+
+def read_both(
+    client: Client,
+    settings: Settings,
+    *,
+    tenant: str,
+    rollout: str,
+    digests: tuple[str, str],
+    since: float,
+) -> tuple[Outcomes, Outcomes]:
+    """As `read_outcomes` of two versions, over one and the same time.
+
+    The one with more jobs is read less far back, so the other's older ones are left out too: of
+    another hour they say nothing.
+    """
+    one, other = (
+        _newest(client, settings, keys.outcomes(tenant, rollout, digest), since)
+        for digest in digests
+    )
+    first = max(one.first, other.first, key=_order)
+    return _outcomes(one, first, tenant, rollout), _outcomes(other, first, tenant, rollout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """The newest entries of a stream, with their ids."""
+
+    entries: Sequence[tuple[str, Mapping[bytes, bytes]]]
+    first: str = _ALL  # the id from which on all were read
+
+
+def _order(entry_id: str) -> tuple[int, int]:
+    milliseconds, _, number = entry_id.partition("-")
+    return int(milliseconds), int(number)
+
+
+def _outcomes(read: _Read, first: str, tenant: str, rollout: str) -> Outcomes:
+    """Of the entries from the id `first` on."""
     jobs: list[JobOutcome] = []
     scores: dict[str, dict[bytes, float]] = {}
-    unreadable = 0
-    for number, fields in enumerate(_newest(client, settings, key, since)):
+    unreadable, since = 0, _order(first)
+    for number, (entry_id, fields) in enumerate(read.entries):
+        if _order(entry_id) < since:
+            break
         try:
             if b"score" in fields:
                 _add_score(scores, fields, number)
@@ -161,7 +205,9 @@ def read_outcomes(
     if unreadable:
         log.warning("outcomes_unreadable", tenant=tenant, rollout=rollout, entries=unreadable)
     return Outcomes(
-        jobs=tuple(jobs), scores={name: tuple(of.values()) for name, of in scores.items()}
+        jobs=tuple(jobs),
+        scores={name: tuple(of.values()) for name, of in scores.items()},
+        cut=first != _ALL,
     )
 
 
@@ -193,25 +239,22 @@ def describe(
     return rows
 
 
-def _newest(
-    client: Client, settings: Settings, key: str, since: float
-) -> Sequence[Mapping[bytes, bytes]]:
+def _newest(client: Client, settings: Settings, key: str, since: float) -> _Read:
     """Entries since a time, the newest first."""
-    found: list[Mapping[bytes, bytes]] = []
+    found: list[tuple[str, Mapping[bytes, bytes]]] = []
     size, last, first = 0, "+", str(math.floor(max(0.0, min(since, _END_OF_TIME)) * 1000))
-    while len(found) < MAX_READ:
+    while (count := min(_BATCH, MAX_READ - len(found))) > 0 and size <= _MAX_BYTES:
         with errors_explained(settings):
-            batch: Any = client.xrevrange(key, last, first, count=_BATCH)
+            batch: Any = client.xrevrange(key, last, first, count=count)
         for entry_id, fields in batch:
-            found.append(fields)
+            found.append((entry_id.decode("ascii"), fields))
             size += sum(len(name) + len(value) for name, value in fields.items())
-            last = f"({entry_id.decode('ascii')}"
-        if len(batch) < _BATCH:
-            break
-        if size > _MAX_BYTES:
-            log.warning("outcomes_too_large", key=key, read=len(found), bytes=size)
-            break
-    return found[:MAX_READ]
+            last = f"({found[-1][0]}"
+        if len(batch) < count:
+            return _Read(entries=found)
+    if size > _MAX_BYTES:
+        log.warning("outcomes_too_large", key=key, read=len(found), bytes=size)
+    return _Read(entries=found, first=found[-1][0])
 
 
 def _add_score(

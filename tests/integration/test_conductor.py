@@ -319,6 +319,31 @@ def test_a_stable_version_with_a_share_is_judged_by_the_same_time(stage: Stage) 
     assert stage.place() == (Phase.BAKING, 1)
 
 
+def test_more_jobs_than_are_read_are_compared_over_the_same_time(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The canary's jobs from before the stable version's that are read say nothing, good or bad,
+    and do not stand in for those that are missing since.
+    """
+    monkeypatch.setattr("templates.rollouts.outcomes.MAX_READ", 250)
+    rollout = stage.at(Phase.BAKING, 0)
+    stage.report()
+    stage.outcomes(rollout, 2, 50, state="failed")
+    time.sleep(0.01)
+    stage.outcomes(rollout, 1, 300, state="succeeded")
+    stage.outcomes(rollout, 2, 2, state="succeeded")
+    conductor = stage.conductor()
+    conductor.look()
+    found = stage.now()
+    assert found is not None
+    assert {item.outcome for item in found.findings} == {Outcome.INCONCLUSIVE}
+    assert "canary 2, stable 250" in found.findings[0].message
+    stage.outcomes(rollout, 2, 1, state="succeeded")
+    stage.free(rollout)
+    conductor.look()
+    assert stage.place() == (Phase.WARMING, 0)
+
+
 @pytest.mark.parametrize("phase", [Phase.BAKING, Phase.WARMING])
 def test_failing_jobs_end_it_at_once(stage: Stage, phase: Phase) -> None:
     """Long before the bake is over, also while the next step's workers warm up."""

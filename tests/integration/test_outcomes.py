@@ -17,7 +17,7 @@ from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import CacheInfo, CacheState, JobError, JobState, Usage
 from templates.rollouts import outcomes as outcomes_module
-from templates.rollouts.outcomes import JobOutcome, Outcomes, describe, read_outcomes
+from templates.rollouts.outcomes import JobOutcome, Outcomes, describe, read_both, read_outcomes
 from templates.rollouts.rollout import Phase, Plan, Rollout
 from tests.support.record_rig import REF, Rig, answer, memory_rig, redis_rig
 from tests.support.redis_state import out_of_memory
@@ -390,6 +390,49 @@ def test_reading_has_a_bound(
     assert [job.tokens for job in read().jobs] == list(range(699, 99, -1))
     monkeypatch.setattr(outcomes_module, "_MAX_BYTES", 1000)
     assert len(read().jobs) == 250
+
+
+@pytest.mark.parametrize("busy", ["stable", "canary"])
+def test_two_versions_are_read_over_the_same_time(
+    client: Any,
+    producer_client: Client,
+    producer_settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    busy: str,
+) -> None:
+    """One has a job each millisecond, of which the last 250 are read; the other every tenth."""
+    monkeypatch.setattr(outcomes_module, "MAX_READ", 250)
+    digests = ("a" * 64, "b" * 64)
+    pipe = client.pipeline(transaction=False)
+    for digest, every in zip(digests, (1, 10) if busy == "canary" else (10, 1), strict=True):
+        for number in range(0, 1000, every):
+            stream = keys.outcomes("acme", ROLLOUT, digest)
+            pipe.xadd(stream, GOOD | {"n": number}, id=f"{5000 + number}-1")
+            pipe.xadd(stream, {"score": "human", "value": number}, id=f"{5000 + number}-2")
+    pipe.execute()
+
+    def read(since: float) -> dict[str, Outcomes]:
+        found = read_both(
+            producer_client,
+            producer_settings,
+            tenant="acme",
+            rollout=ROLLOUT,
+            digests=digests,
+            since=since,
+        )
+        return dict(zip(("canary", "stable"), found, strict=True))
+
+    cut = read(5.0)
+    other = "stable" if busy == "canary" else "canary"
+    assert [job.tokens for job in cut[busy].jobs] == list(range(999, 874, -1))
+    assert [job.tokens for job in cut[other].jobs] == list(range(990, 870, -10))
+    assert min(cut[other].scores["human"]) == 880
+    assert cut[busy].cut
+    assert cut[other].cut
+    whole = read(5.9)
+    assert [len(of.jobs) for of in (whole[busy], whole[other])] == [100, 10]
+    assert not whole[busy].cut
+    assert not whole[other].cut
 
 
 # --- pinned jobs

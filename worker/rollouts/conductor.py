@@ -20,7 +20,7 @@ from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
 from contract.worker_reports import list_workers
 from templates.rollouts.judge import judge
-from templates.rollouts.outcomes import Outcomes, read_outcomes
+from templates.rollouts.outcomes import Outcomes, read_both, read_outcomes
 from templates.rollouts.rollout import Finding, Outcome, Phase, Rollout
 from templates.rollouts.split import WHOLE
 from templates.stored import read_names
@@ -232,13 +232,20 @@ class Conductor:
         rollout = seen.rollout
         if rollout.step < 0:
             return ()
-        # A stable version without a share of the jobs is judged by those it had.
-        alone = rollout.weight == WHOLE
-        return judge(
-            self._outcomes(seen, seen.canary, since=rollout.since),
-            self._outcomes(seen, seen.stable, since=rollout.started_at if alone else rollout.since),
-            rollout.plan.limits,
-        )
+        if rollout.weight < WHOLE:
+            canary, stable = read_both(
+                self._client,
+                self._settings,
+                tenant=seen.tenant,
+                rollout=rollout.id,
+                digests=(seen.canary.ref.digest, seen.stable.ref.digest),
+                since=rollout.since,
+            )
+        else:
+            # A stable version without a share of the jobs is judged by those it had.
+            canary = self._outcomes(seen, seen.canary, since=rollout.since)
+            stable = self._outcomes(seen, seen.stable, since=rollout.started_at)
+        return judge(canary, stable, rollout.plan.limits)
 
     def _outcomes(self, seen: Look, version: PublishedVersion, *, since: float) -> Outcomes:
         return read_outcomes(
