@@ -66,6 +66,20 @@ def _findings(canary: Outcomes, stable: Outcomes, limits: Limits) -> tuple[Findi
     )
 
 
+def enough_to_compare(stable: Outcomes, limits: Limits) -> Finding:
+    """Whether a stable version that is to lose all its jobs has had enough to be compared with."""
+    enough = max(1, limits.min_samples)
+    counts = {"jobs": len(stable.answered)} | {
+        f"scores {name}": len(stable.scores.get(name, ())) for name in sorted(limits.scores)
+    }
+    had = ", ".join(f"{what} {count}" for what, count in counts.items())
+    return Finding(
+        gate="stable_jobs",
+        outcome=Outcome.PASS if min(counts.values()) >= enough else Outcome.INCONCLUSIVE,
+        message=f"stable: {had}; {enough} are needed before all jobs are the canary's",
+    )
+
+
 def verdict(findings: Iterable[Finding]) -> Outcome:
     """All together: one fail is a fail, and only passes are a pass. Nothing is inconclusive."""
     outcomes = {finding.outcome for finding in findings}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ MAX_READ = 5000
 _MAX_BYTES = 4 * 2**20
 _BATCH = 250
 _ALL = "0-0"  # before the id of any entry
+OUTCOMES_TTL_S = 7 * 86_400  # as contract/lua/common.lua has it
 _MAX_NAMES = 32  # of scores
 _STATES = ("succeeded", "failed", "expired")
 _CACHE_STATES = ("hit", "miss", "off", "")
@@ -209,6 +210,19 @@ def _outcomes(read: _Read, first: str, tenant: str, rollout: str) -> Outcomes:
         scores={name: tuple(of.values()) for name, of in scores.items()},
         cut=first != _ALL,
     )
+
+
+def keep_outcomes(
+    client: Client, settings: Settings, *, tenant: str, rollout: str, digests: Iterable[str]
+) -> None:
+    """Let what is known of these versions expire no earlier than OUTCOMES_TTL_S from now: a stable
+    version without a share of the jobs adds nothing more, and a step may bake for a year.
+    """
+    with errors_explained(settings):
+        pipe = client.pipeline(transaction=False)
+        for digest in digests:
+            pipe.pexpire(keys.outcomes(tenant, rollout, digest), OUTCOMES_TTL_S * 1000)
+        pipe.execute()
 
 
 def describe(

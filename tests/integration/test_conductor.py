@@ -304,6 +304,63 @@ def test_jobs_from_before_the_step_do_not_count(stage: Stage) -> None:
     assert "canary 0.00% of 3, stable 0.00% of 100" in stage.last().why
 
 
+def test_what_a_stable_version_had_beside_the_gates_says_nothing_later(stage: Stage) -> None:
+    """Their load made its jobs slow: it is judged by those that it had since the first step."""
+    rollout = stage.start()
+    stage.outcomes(rollout, 1, 100, state="failed")
+    time.sleep(0.01)
+    for phase, step in ((Phase.WARMING, -1), (Phase.BAKING, 0)):
+        rollout = stage.rollouts.advance(
+            "acme", "triage", expect=rollout, phase=phase, step=step, findings=()
+        )
+    stage.outcomes(rollout, 1, 40, state="succeeded")
+    for phase, step in ((Phase.WARMING, 0), (Phase.BAKING, 1)):
+        rollout = stage.rollouts.advance(
+            "acme", "triage", expect=rollout, phase=phase, step=step, findings=()
+        )
+    stage.outcomes(rollout, 2, 3, state="succeeded")
+    stage.report()
+    stage.conductor().look()
+    assert "canary 0.00% of 3, stable 0.00% of 40" in stage.last().why
+
+
+def test_a_first_step_of_all_jobs_waits_for_what_to_compare_with(stage: Stage) -> None:
+    """Enough jobs of the stable version since the gates passed, which then count."""
+    rollout = stage.start(replace(PLAN, steps=(10_000,)))
+    stage.outcomes(rollout, 1, 100, state="failed")
+    time.sleep(0.01)
+    stage.rollouts.advance(
+        "acme", "triage", expect=rollout, phase=Phase.WARMING, step=-1, findings=()
+    )
+    stage.report()
+    conductor = stage.conductor()
+    stage.outcomes(rollout, 1, 2, state="succeeded")
+    conductor.look()
+    found = stage.now()
+    assert found is not None
+    assert (found.phase, found.step) == (Phase.WARMING, -1)
+    assert found.findings[1].gate == "stable_jobs"
+    assert found.findings[1].message.startswith("stable: jobs 2; 3 are needed")
+    stage.outcomes(rollout, 1, 1, state="succeeded")
+    stage.free(rollout)
+    conductor.look()
+    assert stage.place() == (Phase.BAKING, 0)
+    stage.outcomes(rollout, 2, 3, state="succeeded")
+    conductor.look()
+    assert "canary 0.00% of 3, stable 0.00% of 3;" in stage.last().why
+
+
+def test_what_is_compared_with_does_not_expire_meanwhile(stage: Stage) -> None:
+    """A stable version without jobs adds nothing to its stream, however long the step bakes."""
+    rollout = stage.at(Phase.BAKING, 1, replace(PLAN, bake_s=3600.0))
+    stage.outcomes(rollout, 1, 3, state="succeeded")
+    stream = keys.outcomes("acme", rollout.id, stage.refs[0].digest)
+    stage.client.pexpire(stream, 60_000)
+    stage.report()
+    stage.conductor().look()
+    assert stage.client.pttl(stream) == pytest.approx(7 * 86_400_000, rel=0.01)
+
+
 def test_a_stable_version_with_a_share_is_judged_by_the_same_time(stage: Stage) -> None:
     """Its jobs from before the step began do not stand in for those that are missing."""
     plan = replace(PLAN, steps=(1000, 9000))

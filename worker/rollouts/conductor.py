@@ -19,8 +19,9 @@ from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
 from contract.worker_reports import list_workers
-from templates.rollouts.judge import judge
-from templates.rollouts.outcomes import Outcomes, read_both, read_outcomes
+from templates.rollouts.journal import stable_since
+from templates.rollouts.judge import enough_to_compare, judge
+from templates.rollouts.outcomes import Outcomes, keep_outcomes, read_both, read_outcomes
 from templates.rollouts.rollout import Finding, Outcome, Phase, Rollout
 from templates.rollouts.split import WHOLE
 from templates.stored import read_names
@@ -77,10 +78,14 @@ class Conductor:
         self._turns = Turns(client, settings, worker_id)
         # As the last look found them, by tenant and template; replaced as a whole.
         self._active: Mapping[tuple[str, str], Rollout] = {}
+        # By rollout: since when the jobs count of a stable version that has none any more.
+        self._since: dict[str, float] = {}
 
     def look(self) -> None:
         """Look at every active rollout, and move those that may be moved."""
         self._active = found = self._find()
+        active = {rollout.id for rollout in found.values()}
+        self._since = {known: since for known, since in self._since.items() if known in active}
         if not found or self._draining():
             return
         reports = list_workers(self._client, self._settings)
@@ -224,7 +229,8 @@ class Conductor:
     def _decide(self, seen: Look, reports: Sequence[Mapping[str, Any]]) -> Decision:
         judged = self._judged(seen)
         if seen.rollout.phase is Phase.WARMING:
-            return while_warming(seen.rollout, warmth_of(reports, seen.canary), judged)
+            warmth = warmth_of(reports, seen.canary)
+            return while_warming(seen.rollout, warmth, judged, stable=self._of_stable(seen))
         return while_baking(seen.rollout, judged, now=self._now())
 
     def _judged(self, seen: Look) -> tuple[Finding, ...]:
@@ -232,20 +238,40 @@ class Conductor:
         rollout = seen.rollout
         if rollout.step < 0:
             return ()
+        digests = (seen.canary.ref.digest, seen.stable.ref.digest)
+        keep_outcomes(
+            self._client, self._settings, tenant=seen.tenant, rollout=rollout.id, digests=digests
+        )
         if rollout.weight < WHOLE:
             canary, stable = read_both(
                 self._client,
                 self._settings,
                 tenant=seen.tenant,
                 rollout=rollout.id,
-                digests=(seen.canary.ref.digest, seen.stable.ref.digest),
+                digests=digests,
                 since=rollout.since,
             )
         else:
             # A stable version without a share of the jobs is judged by those it had.
             canary = self._outcomes(seen, seen.canary, since=rollout.since)
-            stable = self._outcomes(seen, seen.stable, since=rollout.started_at)
+            stable = self._outcomes(seen, seen.stable, since=self._stable_since(seen))
         return judge(canary, stable, rollout.plan.limits)
+
+    def _of_stable(self, seen: Look) -> tuple[Finding, ...]:
+        """Where the first step is all jobs: what the canary is to be compared with comes before."""
+        rollout = seen.rollout
+        if rollout.step >= 0 or rollout.plan.steps[0] < WHOLE:
+            return ()
+        stable = self._outcomes(seen, seen.stable, since=rollout.since)
+        return (enough_to_compare(stable, rollout.plan.limits),)
+
+    def _stable_since(self, seen: Look) -> float:
+        """Looked up once: the journal may be long."""
+        rollout = seen.rollout
+        if (since := self._since.get(rollout.id)) is None:
+            found = stable_since(self._moves.journal(seen.tenant, seen.name), rollout)
+            since = self._since[rollout.id] = rollout.started_at if found is None else found
+        return since
 
     def _outcomes(self, seen: Look, version: PublishedVersion, *, since: float) -> Outcomes:
         return read_outcomes(

@@ -35,15 +35,23 @@ def after_gates(rollout: Rollout, findings: Sequence[Finding]) -> Decision:
             return _note(findings)
 
 
-def while_warming(rollout: Rollout, warmth: Warmth, judged: Sequence[Finding]) -> Decision:
-    """The next step, once enough workers hold the prefix. A step's jobs go on being watched."""
+def while_warming(
+    rollout: Rollout,
+    warmth: Warmth,
+    judged: Sequence[Finding],
+    *,
+    stable: Sequence[Finding] = (),
+) -> Decision:
+    """The next step, once enough workers hold the prefix and what there is to say of the stable
+    version, if anything, passes. A step's jobs go on being watched.
+    """
     share = rollout.plan.warm_workers
-    findings = (warmth.finding(share), *judged)
+    findings = (warmth.finding(share), *stable, *judged)
     if rollout.paused:
         return _note(findings)
     if verdict(judged) is Outcome.FAIL:
         return _abort(findings)
-    if not warmth.enough(share):
+    if verdict((findings[0], *stable)) is not Outcome.PASS:
         return _note(findings)
     why = findings[0].message
     return _advance(rollout, Phase.BAKING, findings, step=rollout.step + 1, why=why)
