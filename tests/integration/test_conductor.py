@@ -321,7 +321,7 @@ def test_what_a_stable_version_had_beside_the_gates_says_nothing_later(stage: St
     stage.outcomes(rollout, 2, 3, state="succeeded")
     stage.report()
     stage.conductor().look()
-    assert "canary 0.00% of 3, stable 0.00% of 40" in stage.last().why
+    assert "failed jobs: canary 0.00% of 3, stable 0.00% of 40" in stage.last().why
 
 
 def test_a_first_step_of_all_jobs_waits_for_what_to_compare_with(stage: Stage) -> None:
@@ -347,7 +347,7 @@ def test_a_first_step_of_all_jobs_waits_for_what_to_compare_with(stage: Stage) -
     assert stage.place() == (Phase.BAKING, 0)
     stage.outcomes(rollout, 2, 3, state="succeeded")
     conductor.look()
-    assert "canary 0.00% of 3, stable 0.00% of 3;" in stage.last().why
+    assert "failed jobs: canary 0.00% of 3, stable 0.00% of 3;" in stage.last().why
 
 
 def test_what_is_compared_with_does_not_expire_meanwhile(stage: Stage) -> None:
