@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -13,8 +14,11 @@ from structlog.testing import capture_logs
 
 from contract import keys
 from contract.codec import pack
+from contract.errors import InvalidInput
 from contract.redis_client import Client, connect
 from contract.settings import Settings
+from producer.async_client import AsyncProducer
+from producer.client import Producer
 from templates.registry import Registry
 from templates.rollouts.control import Rollouts
 from templates.rollouts.journal import Entry
@@ -440,6 +444,54 @@ def test_findings_that_are_the_same_are_not_written_again(stage: Stage) -> None:
         conductor.look()
         stage.free(rollout)
     assert written == [1]
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_a_canary_that_refuses_what_is_submitted_is_taken_back(
+    stage: Stage, producer_settings: Settings, kind: str
+) -> None:
+    """Its schema takes fewer tickets: none of those ever is a job of it, and it fails."""
+    narrow = make_spec(
+        text="Sort these: ",
+        schema={
+            "type": "object",
+            "properties": {"ticket": {"type": "string", "enum": ["refund?"]}},
+            "required": ["ticket"],
+        },
+    )
+    stage.refs.append(stage.registry.publish(narrow, COMPILED, MODEL).version.ref)
+    rollout = stage.at(Phase.BAKING, 0, replace(PLAN, canary=3, bake_s=3600.0))
+    stage.outcomes(rollout, 1, 20, state="succeeded")
+    stage.outcomes(rollout, 3, 5, state="succeeded")
+    given = [("acme/triage", {"ticket": f"parcel {n}?"}) for n in range(40)]
+    refused = 0
+    if kind == "blocking":
+        with Producer(producer_settings) as producer:
+            for job in given:
+                try:
+                    producer.submit(*job)
+                except InvalidInput:
+                    refused += 1
+    else:
+
+        async def submit_all() -> int:
+            async with AsyncProducer(producer_settings) as producer:
+                calls = [producer.submit(*job) for job in given]
+                ends = await asyncio.gather(*calls, return_exceptions=True)
+            return sum(isinstance(end, InvalidInput) for end in ends)
+
+        refused = asyncio.run(submit_all())
+    assert refused > 5
+    stream = keys.outcomes("acme", rollout.id, stage.refs[2].digest)
+    assert stage.client.xlen(stream) == 5 + refused
+    assert 0 < stage.client.pttl(stream) <= 7 * 86_400_000
+    held = {"digest": stage.refs[2].digest, "cached": True, "parity": "identical"}
+    stage.report(versions=[held])
+    stage.conductor().look()
+    assert (stage.now(), stage.last().action) == (None, "abort")
+    assert stage.last().why.startswith(
+        f"failures: failed jobs: canary {refused / (refused + 5):.2%}"
+    )
 
 
 # --- many workers, and odd ones
