@@ -16,8 +16,10 @@ from typing import Any, Self
 
 from contract import keys
 from contract.ids import is_name
+from contract.load import load_library
 from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained, text
+from contract.scripts import Scripts
 from contract.settings import Settings
 from templates.rollouts.intervals import percentile
 from templates.rollouts.rollout import Rollout
@@ -28,6 +30,7 @@ log = get_logger(__name__)
 MAX_READ = 5000
 _MAX_BYTES = 4 * 2**20
 _BATCH = 250
+_MAX_ENTRY_BYTES = 1024  # ours have a tenth of it
 _ALL = "0-0"  # before the id of any entry
 OUTCOMES_TTL_S = 7 * 86_400  # as contract/lua/common.lua has it
 _MAX_NAMES = 32  # of scores
@@ -255,20 +258,27 @@ def describe(
 
 def _newest(client: Client, settings: Settings, key: str, since: float) -> _Read:
     """Entries since a time, the newest first."""
+    scripts = Scripts(client, settings, load_library())
     found: list[tuple[str, Mapping[bytes, bytes]]] = []
     size, last, first = 0, "+", str(math.floor(max(0.0, min(since, _END_OF_TIME)) * 1000))
     while (count := min(_BATCH, MAX_READ - len(found))) > 0 and size <= _MAX_BYTES:
+        args = (key, last, first, count, _MAX_ENTRY_BYTES, _MAX_BYTES - size)
         with errors_explained(settings):
-            batch: Any = client.xrevrange(key, last, first, count=count)
-        for entry_id, fields in batch:
-            found.append((entry_id.decode("ascii"), fields))
-            size += sum(len(name) + len(value) for name, value in fields.items())
+            looked_at, *batch = scripts.run("newest", keys=[], args=args)
+        size += looked_at
+        # One that was left out for its size has no fields, which is no outcome.
+        for entry_id, *fields in batch:
+            found.append((entry_id.decode("ascii"), _fields(*fields)))
             last = f"({found[-1][0]}"
-        if len(batch) < count:
+        if len(batch) < count and size <= _MAX_BYTES:
             return _Read(entries=found)
     if size > _MAX_BYTES:
         log.warning("outcomes_too_large", key=key, read=len(found), bytes=size)
     return _Read(entries=found, first=found[-1][0])
+
+
+def _fields(flat: Sequence[bytes] = ()) -> Mapping[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _add_score(

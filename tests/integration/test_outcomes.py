@@ -14,6 +14,7 @@ from contract.errors import RedisRefused
 from contract.job_store import JobStore
 from contract.records import RedisJobStore
 from contract.redis_client import Client
+from contract.scripts import Scripts
 from contract.settings import Settings
 from contract.types import CacheInfo, CacheState, JobError, JobState, Usage
 from templates.rollouts import outcomes as outcomes_module
@@ -388,8 +389,42 @@ def test_reading_has_a_bound(
         pipe.xadd(STREAM, GOOD | {"n": number})
     pipe.execute()
     assert [job.tokens for job in read().jobs] == list(range(699, 99, -1))
-    monkeypatch.setattr(outcomes_module, "_MAX_BYTES", 1000)
-    assert len(read().jobs) == 250
+    size = sum(len(name) + len(value) for name, value in (GOOD | {"n": "699"}).items())
+    monkeypatch.setattr(outcomes_module, "_MAX_BYTES", 299 * size)
+    assert len(read().jobs) == 300
+
+
+def test_a_large_entry_never_comes_here(
+    client: Any,
+    read: Callable[..., Outcomes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tenant's producer writes some of 2 MB among good ones: those are read, as far as the bound
+    on all, and of the large ones the ids alone.
+    """
+    large = GOOD | {"x": "x" * 2 * 2**20}
+    client.xadd(STREAM, GOOD | {"n": 1})
+    for number in (2, 3, 4):
+        client.xadd(STREAM, large)
+        client.xadd(STREAM, GOOD | {"n": number})
+    client.xadd(STREAM, GOOD | {"e": "x" * 1024})  # ours never are: left out, too
+    came: list[int] = []
+    run = Scripts.run
+
+    def measured(scripts: Scripts, *args: Any, **terms: Any) -> Any:
+        reply = run(scripts, *args, **terms)
+        came.append(len(repr(reply)))
+        return reply
+
+    monkeypatch.setattr(Scripts, "run", measured)
+    found = read()
+    assert [job.tokens for job in found.jobs] == [4, 3]
+    assert found.cut
+    assert sum(came) < 2000
+    monkeypatch.setattr(outcomes_module, "_MAX_BYTES", 2**30)
+    whole = read()
+    assert [job.tokens for job in whole.jobs] == [4, 3, 2, 1]
+    assert not whole.cut
 
 
 @pytest.mark.parametrize("busy", ["stable", "canary"])
