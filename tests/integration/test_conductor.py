@@ -566,11 +566,85 @@ def test_a_canary_that_nobody_serves_is_told_by_those_who_live(stage: Stage) -> 
         stage.conductor(gates=PretendedGates(model_digest="f" * 64)).look()
         found = stage.now()
         assert found is not None
-        [told] = found.findings
+        told = found.findings[0]
         assert (found.phase, told.gate, told.outcome) == (phase, "workers", Outcome.INCONCLUSIVE)
+        # While it bakes its jobs are judged all the same.
+        assert len(found.findings) == (1 if step is None else 5)
         assert MODEL.model_digest[:12] in told.message
         stage.free(rollout)
         stage.rollouts.abort("acme", "triage")
+
+
+def test_what_the_gates_found_stays_when_nobody_serves_the_canary(stage: Stage) -> None:
+    """Beside who is missing, which is said once."""
+    rollout = stage.start()
+    stage.rollouts.note("acme", "triage", expect=rollout, findings=finding(Outcome.INCONCLUSIVE))
+    conductor = stage.conductor(gates=PretendedGates(model_digest="f" * 64))
+    for _ in range(2):
+        conductor.look()
+        stage.free(rollout)
+        found = stage.now()
+        assert found is not None
+        assert [item.gate for item in found.findings] == ["workers", "gate"]
+
+
+@pytest.mark.parametrize(("bake_s", "longest"), [(30.0, 60.0), (6000.0, 600.0)])
+@pytest.mark.parametrize("phase", [Phase.BAKING, Phase.WARMING])
+def test_a_canary_whose_workers_are_gone_is_taken_back(
+    stage: Stage, phase: Phase, bake_s: float, longest: float
+) -> None:
+    """By a worker that cannot serve it: not at once, and not when one comes back meanwhile."""
+    rollout = stage.at(phase, 0, replace(PLAN, bake_s=bake_s))
+    now = [1000.0]
+    conductor = stage.conductor(gates=PretendedGates(model_digest="f" * 64), clock=lambda: now[0])
+
+    def look(after: float) -> None:
+        now[0] += after
+        conductor.look()
+        stage.free(rollout)
+
+    look(0)
+    look(longest - 1)
+    stage.report()
+    look(1)  # it is served again
+    stage.client.delete(keys.worker("w1"))
+    look(1)
+    look(longest - 1)
+    assert stage.place() == (phase, 0)
+    look(2)
+    assert (stage.now(), stage.last().action) == (None, "abort")
+    assert stage.last().why.startswith("workers: nobody serves it: no live worker serves version 2")
+
+
+def test_a_canary_without_workers_or_jobs_waits(stage: Stage) -> None:
+    """And so does one that is paused, whose findings say what is wrong."""
+    now = [1000.0]
+    conductor = stage.conductor(gates=PretendedGates(model_digest="f" * 64), clock=lambda: now[0])
+    rollout = stage.at(Phase.WARMING, -1)
+    for _ in range(2):
+        conductor.look()
+        stage.free(rollout)
+        now[0] += 10_000
+    assert stage.place() == (Phase.WARMING, -1)
+    stage.rollouts.abort("acme", "triage")
+    rollout = stage.at(Phase.BAKING, 0)
+    stage.rollouts.pause("acme", "triage")
+    for _ in range(2):
+        conductor.look()
+        stage.free(rollout)
+        now[0] += 10_000
+    found = stage.now()
+    assert found is not None
+    assert found.findings[0].outcome is Outcome.FAIL
+
+
+def test_failing_jobs_end_it_also_when_nobody_serves_it(stage: Stage) -> None:
+    """Those that its workers left behind."""
+    rollout = stage.at(Phase.BAKING, 0)
+    stage.outcomes(rollout, 1, 10, state="succeeded")
+    stage.outcomes(rollout, 2, 10, state="expired")
+    stage.conductor(gates=PretendedGates(model_digest="f" * 64)).look()
+    assert stage.last().why.startswith("failures: failed jobs: canary 100.00% of 10")
 
 
 def test_a_worker_that_drains_moves_nothing(stage: Stage) -> None:

@@ -7,6 +7,7 @@ in the midst of it, or to two that look at once, a move is made once or not at a
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,13 @@ from templates.rollouts.rollout import Finding, Outcome, Phase, Rollout
 from templates.rollouts.split import WHOLE
 from templates.stored import read_names
 from templates.version import PublishedVersion
-from worker.rollouts.decide import Decision, after_gates, while_baking, while_warming
+from worker.rollouts.decide import (
+    Decision,
+    after_gates,
+    while_baking,
+    while_unserved,
+    while_warming,
+)
 from worker.rollouts.gates import Interrupted
 from worker.rollouts.seams import Moves, Tries, Versions
 from worker.rollouts.shadow import Shadowing
@@ -66,6 +73,7 @@ class Conductor:
         gates: Tries,
         matches: Callable[[str, str], bool],  # tenant, template: may this worker serve it?
         draining: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client: Any = client  # redis-py types each reply as a value or an awaitable
         self._settings = settings
@@ -75,17 +83,21 @@ class Conductor:
         self._gates = gates
         self._matches = matches
         self._draining = draining
+        self._clock = clock
         self._turns = Turns(client, settings, worker_id)
         # As the last look found them, by tenant and template; replaced as a whole.
         self._active: Mapping[tuple[str, str], Rollout] = {}
         # By rollout: since when the jobs count of a stable version that has none any more.
         self._since: dict[str, float] = {}
+        # By rollout: when, by `clock`, its canary was first seen without any worker.
+        self._unserved: dict[str, float] = {}
 
     def look(self) -> None:
         """Look at every active rollout, and move those that may be moved."""
         self._active = found = self._find()
         active = {rollout.id for rollout in found.values()}
         self._since = {known: since for known, since in self._since.items() if known in active}
+        self._unserved = {known: at for known, at in self._unserved.items() if known in active}
         if not found or self._draining():
             return
         reports = list_workers(self._client, self._settings)
@@ -182,7 +194,9 @@ class Conductor:
 
     def _look_at(self, seen: Look, reports: Sequence[Mapping[str, Any]]) -> None:
         warmth, serves = warmth_of(reports, seen.canary), self._serves(seen)
-        if not serves and warmth.workers:
+        served = serves or warmth.workers > 0
+        unserved_s = self._unserved_for(seen.rollout, served=served)
+        if served and not serves:
             return  # those look
         if serves and seen.rollout.phase is Phase.GATES:
             return  # `try_versions` does
@@ -191,13 +205,24 @@ class Conductor:
             if turn is None or fresh is None:
                 return
             if not serves:
-                findings = (_no_worker(fresh),)
-                self._make(fresh, Decision(act="note", findings=findings))
+                told, judged = _no_worker(fresh), self._judged(fresh)
+                decision = while_unserved(fresh.rollout, judged, told, unserved_s=unserved_s)
+                self._make(fresh, decision)
             elif fresh.rollout.phase is not Phase.GATES:
                 decision = self._decide(fresh, reports)
                 if decision.act != "note":
                     turn.rest_s = 0.0
                 self._make(fresh, decision)
+
+    def _unserved_for(self, rollout: Rollout, *, served: bool) -> float:
+        """For how many seconds this worker has seen nobody serve a canary with a share of the jobs,
+        look after look.
+        """
+        if served or rollout.weight == 0:
+            self._unserved.pop(rollout.id, None)
+            return 0.0
+        now = self._clock()
+        return now - self._unserved.setdefault(rollout.id, now)
 
     def _try(self, seen: Look) -> None:
         if not self._serves(seen):
