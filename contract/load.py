@@ -112,7 +112,7 @@ class Sight:
 def load_library() -> ScriptLibrary:
     """The scripts that look, as `prefillq tenants` stores them in Redis."""
     folder = resources.files("contract") / "lua"
-    names = ("sight", "unacked", "fields")
+    names = ("sight", "unacked", "fields", "newest")
     return ScriptLibrary(
         name="load",
         sources={name: (folder / f"{name}.lua").read_text("utf-8") for name in names},

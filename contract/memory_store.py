@@ -588,6 +588,7 @@ class MemoryJobStore:
             self._finish(record, JobState.CANCELLED)
         elif record.deadline_at <= now:
             self._finish(record, JobState.EXPIRED)
+            self._note_outcome(record, ("", 0, "expired"))
         return record, not record.state.ended
 
     def _finish(self, record: _Record, state: JobState) -> None:
@@ -599,7 +600,9 @@ class MemoryJobStore:
 
     def _note_outcome(self, record: _Record, outcome: tuple[str, int, str]) -> None:
         job, (cache, tokens, code) = record.job, outcome
-        if not job.rollout or record.revived or record.state not in _OUTCOMES:
+        # One that expired before any worker had it says nothing of its version.
+        taken_up = record.state is JobState.EXPIRED and job.attempt > 0
+        if not job.rollout or record.revived or not (record.state in _OUTCOMES or taken_up):
             return
         self._outcomes_of(job).append(
             {

@@ -23,6 +23,7 @@ from producer.enqueue import Enqueue, Terms, submit, terms_of, wishes_of
 from producer.following import follow
 from producer.handle import succeeded, time_left
 from producer.patience import Pace, Patience
+from producer.refused import RefusedOutcomes
 from producer.validate import VariablesChecker
 from templates.lookup import SharedLookup
 
@@ -71,6 +72,7 @@ class AsyncProducer:
             undo=JobCalls(undo_server, settings),
             versions=SharedLookup(server),
             bell=DirectBell(server),
+            outcomes=RefusedOutcomes(server),
         )
         return desk, lambda: AsyncNotices(client, settings)
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from contract.awaited import run_now
+from contract.calls import BlockingServer
 from contract.ids import tenant_of
 from contract.records import RedisJobStore
 from contract.redis_client import connect
@@ -17,6 +18,7 @@ from producer.enqueue import Enqueue, Terms, submit, terms_of, wishes_of
 from producer.handle import JobHandle
 from producer.notices import Watcher
 from producer.patience import Pace, Patience, blocking_sleep
+from producer.refused import RefusedOutcomes
 from producer.validate import VariablesChecker
 from templates.registry import Registry
 
@@ -60,6 +62,7 @@ class Producer:
             undo_store=RedisJobStore(self._undo_client, settings),
             versions=Registry(self._client, settings),
             bell=CeleryBell(settings),
+            outcomes=RefusedOutcomes(BlockingServer(self._client, settings)),
         )
         self._patience = Patience(patience_s)
         self._watcher = Watcher(self._parts.store, patience=self._patience)

@@ -15,6 +15,7 @@ from contract.job_store import JobStore, JobView, Submission, Submitted
 from contract.pieces import Entry
 from contract.types import JobState, VersionRef
 from producer.bell import Bell, Ring
+from producer.refused import OutcomeDesk
 from templates.target import Target
 from templates.version import PublishedVersion
 
@@ -47,6 +48,7 @@ class Parts:
     undo_store: JobStore  # the same records, asked with less patience
     versions: Versions
     bell: Bell
+    outcomes: OutcomeDesk | None = None  # None: nobody is told what a canary refuses
 
     def close(self) -> None:
         self.bell.close()
@@ -60,6 +62,7 @@ class Desk:
     undo: JobDesk
     versions: VersionDesk
     bell: BellDesk
+    outcomes: OutcomeDesk | None = None
 
 
 def desk_of(parts: Parts) -> Desk:
@@ -69,6 +72,7 @@ def desk_of(parts: Parts) -> Desk:
         undo=StoreDesk(parts.undo_store),
         versions=_Versions(parts.versions),
         bell=_Bell(parts.bell),
+        outcomes=parts.outcomes,
     )
 
 

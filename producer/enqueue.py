@@ -30,6 +30,7 @@ from contract.types import Job, JobState
 from producer.bell import Ring
 from producer.desk import Desk
 from producer.patience import Pace, Patience
+from producer.refused import Refusals
 from producer.tracing import sending
 from producer.validate import VariablesChecker
 from templates.rollouts.plain import check_key
@@ -147,6 +148,7 @@ class Enqueue:
         self.job_ids = [wish.job_id for wish in wishes]
         self.traceparent = ""  # of the span that the call is in
         self._submitted: dict[int, Submitted] = {}  # by place in `wishes`
+        self._refusals = Refusals(desk.outcomes, desk.versions, checker)
         self._written = False
 
     async def run(self) -> list[Submitted]:
@@ -154,7 +156,8 @@ class Enqueue:
         InvalidInput for variables that their version does not take, and TemplateMoved.
         """
         for left in reversed(range(_TRIES)):
-            moved = await self._write(await self._choose())
+            target = await self._target()
+            moved = await self._write(target, await self._choose(target))
             if moved is None:
                 break
             if left == 0:
@@ -185,14 +188,14 @@ class Enqueue:
                 left.append(wish.job_id)
         return left
 
-    async def _choose(self) -> dict[int, Submission]:
-        """Submissions of all jobs that are not enqueued, each for its version."""
-        address = self._terms.address
-        target: Target | PrefillqError
+    async def _target(self) -> Target | PrefillqError:
         try:
-            target = await self._desk.versions.target(address)
+            return await self._desk.versions.target(self._terms.address)
         except (NotFound, CodecError) as error:
-            target = error
+            return error
+
+    async def _choose(self, target: Target | PrefillqError) -> dict[int, Submission]:
+        """Submissions of all jobs that are not enqueued, each for its version."""
         chosen = {}
         for place, wish in enumerate(self._wishes):
             await self._pace.step()
@@ -206,6 +209,9 @@ class Enqueue:
                 # A job that was enqueued under this key before is still its answer.
                 found = await self._found(wish)
                 if found is None:
+                    if isinstance(target, Target):
+                        ref = target.ref_of(wish.job_id, wish.variables, wish.sticky_key)
+                        await self._refusals.of_input(place, target, ref, wish.variables)
                     raise self._of_item(place, error) from error
                 self._submitted[place] = found
         return chosen
@@ -237,14 +243,16 @@ class Enqueue:
         check_submission(submission)
         return submission
 
-    async def _write(self, submissions: Mapping[int, Submission]) -> TemplateMoved | None:
+    async def _write(
+        self, target: Target | PrefillqError, submissions: Mapping[int, Submission]
+    ) -> TemplateMoved | None:
         """Write records; what refused one that is to be chosen anew. Raises other refusals."""
         if not submissions:
             return None
         self._written = True
         outcomes = await self._desk.jobs.submit_many(list(submissions.values()))
         moved: TemplateMoved | None = None
-        refusals: list[PrefillqError] = []
+        refusals: list[tuple[int, PrefillqError]] = []
         for place, outcome in zip(submissions, outcomes, strict=True):
             match outcome:
                 case Submitted():
@@ -252,9 +260,11 @@ class Enqueue:
                 case TemplateMoved():
                     moved = outcome
                 case _:
-                    refusals.append(outcome)
-        if refusals:
-            raise refusals[0]
+                    refusals.append((place, outcome))
+        for place, refusal in refusals[:1]:
+            if isinstance(target, Target):
+                await self._refusals.of_queue(place, target, submissions[place], refusal)
+            raise refusal
         return moved
 
     async def _found(self, wish: Wish) -> Submitted | None:

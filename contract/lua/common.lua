@@ -52,6 +52,27 @@ local function finish(state, now)
   redis.call('PUBLISH', job.channel, job.id)
 end
 
+-- Adds to what is known of a rollout's jobs of one version; nothing for a job of no rollout. The
+-- stream is named beside KEYS[2], as above. It may be damaged, which is no reason to fail: pcall.
+local function tell_rollout(...)
+  local id, digest = get('rollout') or '', get('digest') or ''
+  if #id ~= 16 or #digest ~= 64 or string.find(id .. digest, '[^0-9a-f]') then return end
+  local stream = beside_queued('outcomes:' .. id .. ':' .. digest)
+  redis.pcall('XADD', stream, 'MAXLEN', '~', '20000', '*', ...)
+  redis.pcall('PEXPIRE', stream, '604800000')
+end
+
+-- Tells how a job ended: `cache` is its cache state, `tokens` how many its completion has, `code` its
+-- error's. A cancelled job says nothing of its version, nor does one that expired before any worker
+-- had it: that is the queue's fault. Nor one that an operator gave its attempts again: that took hours.
+local function tell_outcome(state, now, cache, tokens, code)
+  local taken_up = state == 'expired' and (get_number('attempt') or 0) > 0
+  if state ~= 'succeeded' and state ~= 'failed' and not taken_up then return end
+  if get('revived') then return end
+  local taken = seconds(now - (get_number('created_at') or now))
+  tell_rollout('s', state, 'c', cache, 't', taken, 'n', tokens, 'e', code)
+end
+
 -- Ends a job that nobody holds and that is cancelled or past its deadline.
 -- Returns its state (nil without a record) and whether a worker may take it now.
 local function settle(now)
@@ -71,6 +92,7 @@ local function settle(now)
     return state, true
   end
   finish(state, now)
+  tell_outcome(state, now, '', '0', 'expired')
   return state, false
 end
 
@@ -116,16 +138,6 @@ local function bury(dead, dead_ms, now)
   redis.call('ZADD', dead, seconds(now), job.id)
 end
 
--- Adds to what is known of a rollout's jobs of one version; nothing for a job of no rollout. The
--- stream is named beside KEYS[2], as above. It may be damaged, which is no reason to fail: pcall.
-local function tell_rollout(...)
-  local id, digest = get('rollout') or '', get('digest') or ''
-  if #id ~= 16 or #digest ~= 64 or string.find(id .. digest, '[^0-9a-f]') then return end
-  local stream = beside_queued('outcomes:' .. id .. ':' .. digest)
-  redis.pcall('XADD', stream, 'MAXLEN', '~', '20000', '*', ...)
-  redis.pcall('PEXPIRE', stream, '604800000')
-end
-
 -- What a submit under an idempotency key comes to when there was one before, else nil. The record of
 -- the key's first job is not in KEYS: its name differs from KEYS[1] in the last 32 characters only.
 local function first_under(key, input_digest)
@@ -139,15 +151,6 @@ local function first_under(key, input_digest)
   end
   redis.call('HINCRBY', record, 'submits', 1)
   return {'existing', first, state, redis.call('HGET', record, 'queue')}
-end
-
--- Tells how a job ended: `cache` is its cache state, `tokens` how many its completion has, `code` its
--- error's. Cancelled and expired jobs say nothing of a version, nor does one that an operator gave
--- its attempts again: that took hours.
-local function tell_outcome(state, now, cache, tokens, code)
-  if (state ~= 'succeeded' and state ~= 'failed') or get('revived') then return end
-  local taken = seconds(now - (get_number('created_at') or now))
-  tell_rollout('s', state, 'c', cache, 't', taken, 'n', tokens, 'e', code)
 end
 
 local function held(fence) return get('state') == 'running' and get('fence') == fence end

@@ -55,12 +55,18 @@ local function make_move()
   local retired = string.sub(KEYS[1], 1, -#'revision' - 1) .. 'retired'
   -- First of all writes are those that may be refused, to who has no right or to all when Redis is
   -- out of memory: then nothing is written.
+  local marked = {}
   for number, so in pairs(parts.retired or {}) do
-    if so then redis.call('HSETNX', retired, number, now) end
+    if so and redis.call('HSETNX', retired, number, now) == 1 then marked[#marked + 1] = number end
   end
-  redis.call('XADD', KEYS[2], '*', 'revision', string.format('%d', ARGV[2] + 1), 'who', ARGV[5],
-    'action', ARGV[6], 'from', ARGV[7], 'to', ARGV[8], 'why', ARGV[9], 'change', change,
-    'token', ARGV[1])
+  local told = redis.pcall('XADD', KEYS[2], '*', 'revision', string.format('%d', ARGV[2] + 1),
+    'who', ARGV[5], 'action', ARGV[6], 'from', ARGV[7], 'to', ARGV[8], 'why', ARGV[9],
+    'change', change, 'token', ARGV[1])
+  if type(told) == 'table' and told.err then
+    -- The journal takes no more: a move that it does not have is none.
+    for _, number in ipairs(marked) do redis.call('HDEL', retired, number) end
+    error(told)
+  end
   redis.call('INCR', KEYS[1])
   for label, number in pairs(parts.labels or {}) do
     if number == cjson.null then

@@ -18,6 +18,8 @@ from contract.errors import CodecError, PrefillqError
 from contract.ids import is_name
 from templates.rollouts.moves import TemplateState
 from templates.rollouts.plain import MAX_TEXT_BYTES, from_plain
+from templates.rollouts.rollout import Phase, Rollout
+from templates.rollouts.split import WHOLE
 
 _ID = re.compile(r"([0-9]{1,15})-[0-9]{1,20}")
 _REVISION = re.compile(r"[1-9][0-9]{0,14}")
@@ -116,6 +118,22 @@ def end_of_rollout(entries: Iterable[Entry], rollout_id: str | None) -> Entry | 
             if rollout_id is not None:
                 break
     return end
+
+
+def stable_since(entries: Iterable[Entry], rollout: Rollout) -> float | None:
+    """Since when the jobs count that a stable version had, once all jobs are the canary's: since
+    the first step began, or the warming before it where that step is all jobs. So those that it
+    had beside the load of the gates do not. None when the journal has it not (any more).
+    """
+    at_once = rollout.plan.steps[0] == WHOLE
+    first = (Phase.WARMING, -1) if at_once else (Phase.BAKING, 0)
+    for entry in entries:
+        plain = entry.change.get("rollout")
+        if plain is not None and plain["id"] == rollout.id:
+            there = from_plain(plain)
+            if (there.phase, there.step) == first:
+                return there.since
+    return None
 
 
 def applied(state: TemplateState, entry: Entry) -> TemplateState:

@@ -9,12 +9,14 @@ either side, it is inconclusive: more jobs will tell.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from templates.rollouts.intervals import Moments, least_excess, least_rise, moments, percentile
 from templates.rollouts.outcomes import JobOutcome, Outcomes
 from templates.rollouts.rollout import Finding, Limits, Outcome
 
 SLOWEST = 0.05  # the share of jobs beyond p95
+_CUT = "of the newest only: there are more than are read"
 
 
 def judge(canary: Outcomes, stable: Outcomes, limits: Limits) -> tuple[Finding, ...]:
@@ -23,6 +25,13 @@ def judge(canary: Outcomes, stable: Outcomes, limits: Limits) -> tuple[Finding, 
     Pure. Cache states, seconds and tokens are compared among the jobs that succeeded: one that
     failed has its gate.
     """
+    findings = _findings(canary, stable, limits)
+    if not (canary.cut or stable.cut):
+        return findings
+    return tuple(replace(item, message=f"{item.message}; {_CUT}") for item in findings)
+
+
+def _findings(canary: Outcomes, stable: Outcomes, limits: Limits) -> tuple[Finding, ...]:
     enough = max(1, limits.min_samples)
     ours, theirs = canary.answered, stable.answered
     return (
@@ -54,6 +63,20 @@ def judge(canary: Outcomes, stable: Outcomes, limits: Limits) -> tuple[Finding, 
             )
             for name in sorted(limits.scores)
         ),
+    )
+
+
+def enough_to_compare(stable: Outcomes, limits: Limits) -> Finding:
+    """Whether a stable version that is to lose all its jobs has had enough to be compared with."""
+    enough = max(1, limits.min_samples)
+    counts = {"jobs": len(stable.answered)} | {
+        f"scores {name}": len(stable.scores.get(name, ())) for name in sorted(limits.scores)
+    }
+    had = ", ".join(f"{what} {count}" for what, count in counts.items())
+    return Finding(
+        gate="stable_jobs",
+        outcome=Outcome.PASS if min(counts.values()) >= enough else Outcome.INCONCLUSIVE,
+        message=f"stable: {had}; {enough} are needed before all jobs are the canary's",
     )
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from contract import keys
 from contract.ids import is_name
+from contract.load import load_library
 from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained, text
+from contract.scripts import Scripts
 from contract.settings import Settings
 from templates.rollouts.intervals import percentile
 from templates.rollouts.rollout import Rollout
@@ -28,8 +30,11 @@ log = get_logger(__name__)
 MAX_READ = 5000
 _MAX_BYTES = 4 * 2**20
 _BATCH = 250
+_MAX_ENTRY_BYTES = 1024  # ours have a tenth of it
+_ALL = "0-0"  # before the id of any entry
+OUTCOMES_TTL_S = 7 * 86_400  # as contract/lua/common.lua has it
 _MAX_NAMES = 32  # of scores
-_STATES = ("succeeded", "failed")
+_STATES = ("succeeded", "failed", "expired")
 _CACHE_STATES = ("hit", "miss", "off", "")
 _MAX_SECONDS = 366 * 86_400.0
 _END_OF_TIME = 253_402_300_800.0  # the year 10000
@@ -40,9 +45,9 @@ _NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """How one job ended. Cancelled and expired ones are no outcomes."""
+    """How one job ended. Cancelled ones are no outcomes, nor those that no worker ever had."""
 
-    state: str  # succeeded or failed
+    state: str  # succeeded, failed, or expired once a worker had it
     cache: str  # hit, miss or off; "" when its workers died
     seconds: float  # from submit to end, on the server's clock
     tokens: int = 0  # of the completion
@@ -50,7 +55,7 @@ class JobOutcome:
 
     @property
     def failed(self) -> bool:
-        return self.state == "failed"
+        return self.state != "succeeded"
 
     @classmethod
     def read(cls, fields: Mapping[bytes, bytes]) -> Self:
@@ -70,6 +75,7 @@ class Outcomes:
 
     jobs: tuple[JobOutcome, ...] = ()
     scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by name, one a job
+    cut: bool = False  # the window begins later than was asked: before are more than are read
 
     @property
     def answered(self) -> tuple[JobOutcome, ...]:
@@ -146,11 +152,53 @@ def read_outcomes(
 
     At most the newest MAX_READ entries, and no more once they have some megabytes.
     """
-    key = keys.outcomes(tenant, rollout, digest)
+    found = _newest(client, settings, keys.outcomes(tenant, rollout, digest), since)
+    return _outcomes(found, found.first, tenant, rollout)
+
+
+def read_both(
+    client: Client,
+    settings: Settings,
+    *,
+    tenant: str,
+    rollout: str,
+    digests: tuple[str, str],
+    since: float,
+) -> tuple[Outcomes, Outcomes]:
+    """As `read_outcomes` of two versions, over one and the same time.
+
+    The one with more jobs is read less far back, so the other's older ones are left out too: of
+    another hour they say nothing.
+    """
+    one, other = (
+        _newest(client, settings, keys.outcomes(tenant, rollout, digest), since)
+        for digest in digests
+    )
+    first = max(one.first, other.first, key=_order)
+    return _outcomes(one, first, tenant, rollout), _outcomes(other, first, tenant, rollout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """The newest entries of a stream, with their ids."""
+
+    entries: Sequence[tuple[str, Mapping[bytes, bytes]]]
+    first: str = _ALL  # the id from which on all were read
+
+
+def _order(entry_id: str) -> tuple[int, int]:
+    milliseconds, _, number = entry_id.partition("-")
+    return int(milliseconds), int(number)
+
+
+def _outcomes(read: _Read, first: str, tenant: str, rollout: str) -> Outcomes:
+    """Of the entries from the id `first` on."""
     jobs: list[JobOutcome] = []
     scores: dict[str, dict[bytes, float]] = {}
-    unreadable = 0
-    for number, fields in enumerate(_newest(client, settings, key, since)):
+    unreadable, since = 0, _order(first)
+    for number, (entry_id, fields) in enumerate(read.entries):
+        if _order(entry_id) < since:
+            break
         try:
             if b"score" in fields:
                 _add_score(scores, fields, number)
@@ -161,8 +209,23 @@ def read_outcomes(
     if unreadable:
         log.warning("outcomes_unreadable", tenant=tenant, rollout=rollout, entries=unreadable)
     return Outcomes(
-        jobs=tuple(jobs), scores={name: tuple(of.values()) for name, of in scores.items()}
+        jobs=tuple(jobs),
+        scores={name: tuple(of.values()) for name, of in scores.items()},
+        cut=first != _ALL,
     )
+
+
+def keep_outcomes(
+    client: Client, settings: Settings, *, tenant: str, rollout: str, digests: Iterable[str]
+) -> None:
+    """Let what is known of these versions expire no earlier than OUTCOMES_TTL_S from now: a stable
+    version without a share of the jobs adds nothing more, and a step may bake for a year.
+    """
+    with errors_explained(settings):
+        pipe = client.pipeline(transaction=False)
+        for digest in digests:
+            pipe.pexpire(keys.outcomes(tenant, rollout, digest), OUTCOMES_TTL_S * 1000)
+        pipe.execute()
 
 
 def describe(
@@ -193,25 +256,29 @@ def describe(
     return rows
 
 
-def _newest(
-    client: Client, settings: Settings, key: str, since: float
-) -> Sequence[Mapping[bytes, bytes]]:
+def _newest(client: Client, settings: Settings, key: str, since: float) -> _Read:
     """Entries since a time, the newest first."""
-    found: list[Mapping[bytes, bytes]] = []
+    scripts = Scripts(client, settings, load_library())
+    found: list[tuple[str, Mapping[bytes, bytes]]] = []
     size, last, first = 0, "+", str(math.floor(max(0.0, min(since, _END_OF_TIME)) * 1000))
-    while len(found) < MAX_READ:
+    while (count := min(_BATCH, MAX_READ - len(found))) > 0 and size <= _MAX_BYTES:
+        args = (key, last, first, count, _MAX_ENTRY_BYTES, _MAX_BYTES - size)
         with errors_explained(settings):
-            batch: Any = client.xrevrange(key, last, first, count=_BATCH)
-        for entry_id, fields in batch:
-            found.append(fields)
-            size += sum(len(name) + len(value) for name, value in fields.items())
-            last = f"({entry_id.decode('ascii')}"
-        if len(batch) < _BATCH:
-            break
-        if size > _MAX_BYTES:
-            log.warning("outcomes_too_large", key=key, read=len(found), bytes=size)
-            break
-    return found[:MAX_READ]
+            looked_at, *batch = scripts.run("newest", keys=[], args=args)
+        size += looked_at
+        # One that was left out for its size has no fields, which is no outcome.
+        for entry_id, *fields in batch:
+            found.append((entry_id.decode("ascii"), _fields(*fields)))
+            last = f"({found[-1][0]}"
+        if len(batch) < count and size <= _MAX_BYTES:
+            return _Read(entries=found)
+    if size > _MAX_BYTES:
+        log.warning("outcomes_too_large", key=key, read=len(found), bytes=size)
+    return _Read(entries=found, first=found[-1][0])
+
+
+def _fields(flat: Sequence[bytes] = ()) -> Mapping[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _add_score(

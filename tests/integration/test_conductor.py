@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -13,8 +14,11 @@ from structlog.testing import capture_logs
 
 from contract import keys
 from contract.codec import pack
+from contract.errors import InvalidInput
 from contract.redis_client import Client, connect
 from contract.settings import Settings
+from producer.async_client import AsyncProducer
+from producer.client import Producer
 from templates.registry import Registry
 from templates.rollouts.control import Rollouts
 from templates.rollouts.journal import Entry
@@ -304,6 +308,63 @@ def test_jobs_from_before_the_step_do_not_count(stage: Stage) -> None:
     assert "canary 0.00% of 3, stable 0.00% of 100" in stage.last().why
 
 
+def test_what_a_stable_version_had_beside_the_gates_says_nothing_later(stage: Stage) -> None:
+    """Their load made its jobs slow: it is judged by those that it had since the first step."""
+    rollout = stage.start()
+    stage.outcomes(rollout, 1, 100, state="failed")
+    time.sleep(0.01)
+    for phase, step in ((Phase.WARMING, -1), (Phase.BAKING, 0)):
+        rollout = stage.rollouts.advance(
+            "acme", "triage", expect=rollout, phase=phase, step=step, findings=()
+        )
+    stage.outcomes(rollout, 1, 40, state="succeeded")
+    for phase, step in ((Phase.WARMING, 0), (Phase.BAKING, 1)):
+        rollout = stage.rollouts.advance(
+            "acme", "triage", expect=rollout, phase=phase, step=step, findings=()
+        )
+    stage.outcomes(rollout, 2, 3, state="succeeded")
+    stage.report()
+    stage.conductor().look()
+    assert "failed jobs: canary 0.00% of 3, stable 0.00% of 40" in stage.last().why
+
+
+def test_a_first_step_of_all_jobs_waits_for_what_to_compare_with(stage: Stage) -> None:
+    """Enough jobs of the stable version since the gates passed, which then count."""
+    rollout = stage.start(replace(PLAN, steps=(10_000,)))
+    stage.outcomes(rollout, 1, 100, state="failed")
+    time.sleep(0.01)
+    stage.rollouts.advance(
+        "acme", "triage", expect=rollout, phase=Phase.WARMING, step=-1, findings=()
+    )
+    stage.report()
+    conductor = stage.conductor()
+    stage.outcomes(rollout, 1, 2, state="succeeded")
+    conductor.look()
+    found = stage.now()
+    assert found is not None
+    assert (found.phase, found.step) == (Phase.WARMING, -1)
+    assert found.findings[1].gate == "stable_jobs"
+    assert found.findings[1].message.startswith("stable: jobs 2; 3 are needed")
+    stage.outcomes(rollout, 1, 1, state="succeeded")
+    stage.free(rollout)
+    conductor.look()
+    assert stage.place() == (Phase.BAKING, 0)
+    stage.outcomes(rollout, 2, 3, state="succeeded")
+    conductor.look()
+    assert "failed jobs: canary 0.00% of 3, stable 0.00% of 3;" in stage.last().why
+
+
+def test_what_is_compared_with_does_not_expire_meanwhile(stage: Stage) -> None:
+    """A stable version without jobs adds nothing to its stream, however long the step bakes."""
+    rollout = stage.at(Phase.BAKING, 1, replace(PLAN, bake_s=3600.0))
+    stage.outcomes(rollout, 1, 3, state="succeeded")
+    stream = keys.outcomes("acme", rollout.id, stage.refs[0].digest)
+    stage.client.pexpire(stream, 60_000)
+    stage.report()
+    stage.conductor().look()
+    assert stage.client.pttl(stream) == pytest.approx(7 * 86_400_000, rel=0.01)
+
+
 def test_a_stable_version_with_a_share_is_judged_by_the_same_time(stage: Stage) -> None:
     """Its jobs from before the step began do not stand in for those that are missing."""
     plan = replace(PLAN, steps=(1000, 9000))
@@ -317,6 +378,31 @@ def test_a_stable_version_with_a_share_is_judged_by_the_same_time(stage: Stage) 
     stage.free(rollout)
     conductor.look()
     assert stage.place() == (Phase.BAKING, 1)
+
+
+def test_more_jobs_than_are_read_are_compared_over_the_same_time(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The canary's jobs from before the stable version's that are read say nothing, good or bad,
+    and do not stand in for those that are missing since.
+    """
+    monkeypatch.setattr("templates.rollouts.outcomes.MAX_READ", 250)
+    rollout = stage.at(Phase.BAKING, 0)
+    stage.report()
+    stage.outcomes(rollout, 2, 50, state="failed")
+    time.sleep(0.01)
+    stage.outcomes(rollout, 1, 300, state="succeeded")
+    stage.outcomes(rollout, 2, 2, state="succeeded")
+    conductor = stage.conductor()
+    conductor.look()
+    found = stage.now()
+    assert found is not None
+    assert {item.outcome for item in found.findings} == {Outcome.INCONCLUSIVE}
+    assert "canary 2, stable 250" in found.findings[0].message
+    stage.outcomes(rollout, 2, 1, state="succeeded")
+    stage.free(rollout)
+    conductor.look()
+    assert stage.place() == (Phase.WARMING, 0)
 
 
 @pytest.mark.parametrize("phase", [Phase.BAKING, Phase.WARMING])
@@ -358,6 +444,54 @@ def test_findings_that_are_the_same_are_not_written_again(stage: Stage) -> None:
         conductor.look()
         stage.free(rollout)
     assert written == [1]
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_a_canary_that_refuses_what_is_submitted_is_taken_back(
+    stage: Stage, producer_settings: Settings, kind: str
+) -> None:
+    """Its schema takes fewer tickets: none of those ever is a job of it, and it fails."""
+    narrow = make_spec(
+        text="Sort these: ",
+        schema={
+            "type": "object",
+            "properties": {"ticket": {"type": "string", "enum": ["refund?"]}},
+            "required": ["ticket"],
+        },
+    )
+    stage.refs.append(stage.registry.publish(narrow, COMPILED, MODEL).version.ref)
+    rollout = stage.at(Phase.BAKING, 0, replace(PLAN, canary=3, bake_s=3600.0))
+    stage.outcomes(rollout, 1, 20, state="succeeded")
+    stage.outcomes(rollout, 3, 5, state="succeeded")
+    given = [("acme/triage", {"ticket": f"parcel {n}?"}) for n in range(40)]
+    refused = 0
+    if kind == "blocking":
+        with Producer(producer_settings) as producer:
+            for job in given:
+                try:
+                    producer.submit(*job)
+                except InvalidInput:
+                    refused += 1
+    else:
+
+        async def submit_all() -> int:
+            async with AsyncProducer(producer_settings) as producer:
+                calls = [producer.submit(*job) for job in given]
+                ends = await asyncio.gather(*calls, return_exceptions=True)
+            return sum(isinstance(end, InvalidInput) for end in ends)
+
+        refused = asyncio.run(submit_all())
+    assert refused > 5
+    stream = keys.outcomes("acme", rollout.id, stage.refs[2].digest)
+    assert stage.client.xlen(stream) == 5 + refused
+    assert 0 < stage.client.pttl(stream) <= 7 * 86_400_000
+    held = {"digest": stage.refs[2].digest, "cached": True, "parity": "identical"}
+    stage.report(versions=[held])
+    stage.conductor().look()
+    assert (stage.now(), stage.last().action) == (None, "abort")
+    assert stage.last().why.startswith(
+        f"failures: failed jobs: canary {refused / (refused + 5):.2%}"
+    )
 
 
 # --- many workers, and odd ones
@@ -432,11 +566,85 @@ def test_a_canary_that_nobody_serves_is_told_by_those_who_live(stage: Stage) -> 
         stage.conductor(gates=PretendedGates(model_digest="f" * 64)).look()
         found = stage.now()
         assert found is not None
-        [told] = found.findings
+        told = found.findings[0]
         assert (found.phase, told.gate, told.outcome) == (phase, "workers", Outcome.INCONCLUSIVE)
+        # While it bakes its jobs are judged all the same.
+        assert len(found.findings) == (1 if step is None else 5)
         assert MODEL.model_digest[:12] in told.message
         stage.free(rollout)
         stage.rollouts.abort("acme", "triage")
+
+
+def test_what_the_gates_found_stays_when_nobody_serves_the_canary(stage: Stage) -> None:
+    """Beside who is missing, which is said once."""
+    rollout = stage.start()
+    stage.rollouts.note("acme", "triage", expect=rollout, findings=finding(Outcome.INCONCLUSIVE))
+    conductor = stage.conductor(gates=PretendedGates(model_digest="f" * 64))
+    for _ in range(2):
+        conductor.look()
+        stage.free(rollout)
+        found = stage.now()
+        assert found is not None
+        assert [item.gate for item in found.findings] == ["workers", "gate"]
+
+
+@pytest.mark.parametrize(("bake_s", "longest"), [(30.0, 60.0), (6000.0, 600.0)])
+@pytest.mark.parametrize("phase", [Phase.BAKING, Phase.WARMING])
+def test_a_canary_whose_workers_are_gone_is_taken_back(
+    stage: Stage, phase: Phase, bake_s: float, longest: float
+) -> None:
+    """By a worker that cannot serve it: not at once, and not when one comes back meanwhile."""
+    rollout = stage.at(phase, 0, replace(PLAN, bake_s=bake_s))
+    now = [1000.0]
+    conductor = stage.conductor(gates=PretendedGates(model_digest="f" * 64), clock=lambda: now[0])
+
+    def look(after: float) -> None:
+        now[0] += after
+        conductor.look()
+        stage.free(rollout)
+
+    look(0)
+    look(longest - 1)
+    stage.report()
+    look(1)  # it is served again
+    stage.client.delete(keys.worker("w1"))
+    look(1)
+    look(longest - 1)
+    assert stage.place() == (phase, 0)
+    look(2)
+    assert (stage.now(), stage.last().action) == (None, "abort")
+    assert stage.last().why.startswith("workers: nobody serves it: no live worker serves version 2")
+
+
+def test_a_canary_without_workers_or_jobs_waits(stage: Stage) -> None:
+    """And so does one that is paused, whose findings say what is wrong."""
+    now = [1000.0]
+    conductor = stage.conductor(gates=PretendedGates(model_digest="f" * 64), clock=lambda: now[0])
+    rollout = stage.at(Phase.WARMING, -1)
+    for _ in range(2):
+        conductor.look()
+        stage.free(rollout)
+        now[0] += 10_000
+    assert stage.place() == (Phase.WARMING, -1)
+    stage.rollouts.abort("acme", "triage")
+    rollout = stage.at(Phase.BAKING, 0)
+    stage.rollouts.pause("acme", "triage")
+    for _ in range(2):
+        conductor.look()
+        stage.free(rollout)
+        now[0] += 10_000
+    found = stage.now()
+    assert found is not None
+    assert found.findings[0].outcome is Outcome.FAIL
+
+
+def test_failing_jobs_end_it_also_when_nobody_serves_it(stage: Stage) -> None:
+    """Those that its workers left behind."""
+    rollout = stage.at(Phase.BAKING, 0)
+    stage.outcomes(rollout, 1, 10, state="succeeded")
+    stage.outcomes(rollout, 2, 10, state="expired")
+    stage.conductor(gates=PretendedGates(model_digest="f" * 64)).look()
+    assert stage.last().why.startswith("failures: failed jobs: canary 100.00% of 10")
 
 
 def test_a_worker_that_drains_moves_nothing(stage: Stage) -> None:

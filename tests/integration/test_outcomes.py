@@ -14,10 +14,11 @@ from contract.errors import RedisRefused
 from contract.job_store import JobStore
 from contract.records import RedisJobStore
 from contract.redis_client import Client
+from contract.scripts import Scripts
 from contract.settings import Settings
 from contract.types import CacheInfo, CacheState, JobError, JobState, Usage
 from templates.rollouts import outcomes as outcomes_module
-from templates.rollouts.outcomes import JobOutcome, Outcomes, describe, read_outcomes
+from templates.rollouts.outcomes import JobOutcome, Outcomes, describe, read_both, read_outcomes
 from templates.rollouts.rollout import Phase, Plan, Rollout
 from tests.support.record_rig import REF, Rig, answer, memory_rig, redis_rig
 from tests.support.redis_state import out_of_memory
@@ -149,15 +150,40 @@ def test_a_repeated_or_refused_commit_adds_nothing(rig: Rig) -> None:
     assert len(rig.outcomes(STREAM)) == 1
 
 
-@pytest.mark.parametrize("status", [JobState.CANCELLED, JobState.EXPIRED])
-def test_cancelled_and_expired_jobs_are_no_outcomes(rig: Rig, status: JobState) -> None:
-    """Committed by a worker, or ended by the store itself."""
-    run(rig, status=status)
-    waiting = rig.submit(rollout=ROLLOUT, deadline_s=10)
+def test_jobs_that_were_cancelled_or_never_taken_are_no_outcomes(rig: Rig) -> None:
+    """Cancelled by a worker or while it waits; expired in the queue, or once it was given back."""
+    run(rig, status=JobState.CANCELLED)
+    waiting, given_back = (rig.submit(rollout=ROLLOUT, deadline_s=10) for _ in range(2))
+    claim = rig.claim(given_back)
+    rig.store.release(given_back, claim.job.fence)
     rig.advance(11)
-    assert rig.refusal(waiting) == "expired"
+    assert [rig.refusal(job_id) for job_id in (waiting, given_back)] == ["expired"] * 2
     rig.store.cancel(rig.submit(rollout=ROLLOUT))
     assert rig.outcomes(STREAM) == []
+
+
+def test_a_job_that_expires_in_a_workers_hands_is_an_outcome(rig: Rig) -> None:
+    """Said by that worker."""
+    run(rig, status=JobState.EXPIRED, error=JobError(code="expired", message=""), **HIT)
+    [found] = rig.outcomes(STREAM)
+    assert (found["s"], found["c"], found["n"], found["e"]) == ("expired", "hit", "5", "expired")
+
+
+@pytest.mark.parametrize("way", ["its worker died", "it was to be tried again"])
+def test_a_job_that_expires_after_it_was_taken_is_an_outcome(rig: Rig, way: str) -> None:
+    """Found by whoever looks next: once, and as a failure."""
+    job_id = rig.submit(rollout=ROLLOUT, deadline_s=10)
+    claim = rig.claim(job_id, lease_s=5)
+    if way == "it was to be tried again":
+        rig.store.retry(answer(claim, **failure("out_of_memory")), claim.job.fence, delay_s=0)
+    rig.advance(11)
+    for _ in range(2):
+        assert rig.store.get(job_id).state is JobState.EXPIRED
+    [found] = rig.outcomes(STREAM)
+    assert float(found.pop("t")) == pytest.approx(11, abs=0.5)
+    assert found == {"s": "expired", "c": "", "n": "0", "e": "expired"}
+    read = JobOutcome.read({k.encode(): v.encode() for k, v in (found | {"t": "11"}).items()})
+    assert read.failed
 
 
 @pytest.mark.unrestricted("operators revive jobs")
@@ -363,8 +389,85 @@ def test_reading_has_a_bound(
         pipe.xadd(STREAM, GOOD | {"n": number})
     pipe.execute()
     assert [job.tokens for job in read().jobs] == list(range(699, 99, -1))
-    monkeypatch.setattr(outcomes_module, "_MAX_BYTES", 1000)
-    assert len(read().jobs) == 250
+    size = sum(len(name) + len(value) for name, value in (GOOD | {"n": "699"}).items())
+    monkeypatch.setattr(outcomes_module, "_MAX_BYTES", 299 * size)
+    assert len(read().jobs) == 300
+
+
+def test_a_large_entry_never_comes_here(
+    client: Any,
+    read: Callable[..., Outcomes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tenant's producer writes some of 2 MB among good ones: those are read, as far as the bound
+    on all, and of the large ones the ids alone.
+    """
+    large = GOOD | {"x": "x" * 2 * 2**20}
+    client.xadd(STREAM, GOOD | {"n": 1})
+    for number in (2, 3, 4):
+        client.xadd(STREAM, large)
+        client.xadd(STREAM, GOOD | {"n": number})
+    client.xadd(STREAM, GOOD | {"e": "x" * 1024})  # ours never are: left out, too
+    came: list[int] = []
+    run = Scripts.run
+
+    def measured(scripts: Scripts, *args: Any, **terms: Any) -> Any:
+        reply = run(scripts, *args, **terms)
+        came.append(len(repr(reply)))
+        return reply
+
+    monkeypatch.setattr(Scripts, "run", measured)
+    found = read()
+    assert [job.tokens for job in found.jobs] == [4, 3]
+    assert found.cut
+    assert sum(came) < 2000
+    monkeypatch.setattr(outcomes_module, "_MAX_BYTES", 2**30)
+    whole = read()
+    assert [job.tokens for job in whole.jobs] == [4, 3, 2, 1]
+    assert not whole.cut
+
+
+@pytest.mark.parametrize("busy", ["stable", "canary"])
+def test_two_versions_are_read_over_the_same_time(
+    client: Any,
+    producer_client: Client,
+    producer_settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    busy: str,
+) -> None:
+    """One has a job each millisecond, of which the last 250 are read; the other every tenth."""
+    monkeypatch.setattr(outcomes_module, "MAX_READ", 250)
+    digests = ("a" * 64, "b" * 64)
+    pipe = client.pipeline(transaction=False)
+    for digest, every in zip(digests, (1, 10) if busy == "canary" else (10, 1), strict=True):
+        for number in range(0, 1000, every):
+            stream = keys.outcomes("acme", ROLLOUT, digest)
+            pipe.xadd(stream, GOOD | {"n": number}, id=f"{5000 + number}-1")
+            pipe.xadd(stream, {"score": "human", "value": number}, id=f"{5000 + number}-2")
+    pipe.execute()
+
+    def read(since: float) -> dict[str, Outcomes]:
+        found = read_both(
+            producer_client,
+            producer_settings,
+            tenant="acme",
+            rollout=ROLLOUT,
+            digests=digests,
+            since=since,
+        )
+        return dict(zip(("canary", "stable"), found, strict=True))
+
+    cut = read(5.0)
+    other = "stable" if busy == "canary" else "canary"
+    assert [job.tokens for job in cut[busy].jobs] == list(range(999, 874, -1))
+    assert [job.tokens for job in cut[other].jobs] == list(range(990, 870, -10))
+    assert min(cut[other].scores["human"]) == 880
+    assert cut[busy].cut
+    assert cut[other].cut
+    whole = read(5.9)
+    assert [len(of.jobs) for of in (whole[busy], whole[other])] == [100, 10]
+    assert not whole[busy].cut
+    assert not whole[other].cut
 
 
 # --- pinned jobs

@@ -446,6 +446,7 @@ def test_a_journal_that_takes_no_more_stops_all_moves(
     for act in (
         lambda: registry.set_label(*HERE, "next", 2),
         lambda: rollouts.promote(*HERE),
+        lambda: registry.retire(*HERE, 3),
         lambda: registry.publish(make_spec(text="Four: "), COMPILED, MODEL),
     ):
         with pytest.raises(RedisRefused):

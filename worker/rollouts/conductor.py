@@ -7,6 +7,7 @@ in the midst of it, or to two that look at once, a move is made once or not at a
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,20 @@ from contract.logs import get_logger
 from contract.redis_client import Client, errors_explained
 from contract.settings import Settings
 from contract.worker_reports import list_workers
-from templates.rollouts.judge import judge
-from templates.rollouts.outcomes import Outcomes, read_outcomes
+from templates.rollouts.journal import stable_since
+from templates.rollouts.judge import enough_to_compare, judge
+from templates.rollouts.outcomes import Outcomes, keep_outcomes, read_both, read_outcomes
 from templates.rollouts.rollout import Finding, Outcome, Phase, Rollout
 from templates.rollouts.split import WHOLE
 from templates.stored import read_names
 from templates.version import PublishedVersion
-from worker.rollouts.decide import Decision, after_gates, while_baking, while_warming
+from worker.rollouts.decide import (
+    Decision,
+    after_gates,
+    while_baking,
+    while_unserved,
+    while_warming,
+)
 from worker.rollouts.gates import Interrupted
 from worker.rollouts.seams import Moves, Tries, Versions
 from worker.rollouts.shadow import Shadowing
@@ -65,6 +73,7 @@ class Conductor:
         gates: Tries,
         matches: Callable[[str, str], bool],  # tenant, template: may this worker serve it?
         draining: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client: Any = client  # redis-py types each reply as a value or an awaitable
         self._settings = settings
@@ -74,13 +83,21 @@ class Conductor:
         self._gates = gates
         self._matches = matches
         self._draining = draining
+        self._clock = clock
         self._turns = Turns(client, settings, worker_id)
         # As the last look found them, by tenant and template; replaced as a whole.
         self._active: Mapping[tuple[str, str], Rollout] = {}
+        # By rollout: since when the jobs count of a stable version that has none any more.
+        self._since: dict[str, float] = {}
+        # By rollout: when, by `clock`, its canary was first seen without any worker.
+        self._unserved: dict[str, float] = {}
 
     def look(self) -> None:
         """Look at every active rollout, and move those that may be moved."""
         self._active = found = self._find()
+        active = {rollout.id for rollout in found.values()}
+        self._since = {known: since for known, since in self._since.items() if known in active}
+        self._unserved = {known: at for known, at in self._unserved.items() if known in active}
         if not found or self._draining():
             return
         reports = list_workers(self._client, self._settings)
@@ -177,7 +194,9 @@ class Conductor:
 
     def _look_at(self, seen: Look, reports: Sequence[Mapping[str, Any]]) -> None:
         warmth, serves = warmth_of(reports, seen.canary), self._serves(seen)
-        if not serves and warmth.workers:
+        served = serves or warmth.workers > 0
+        unserved_s = self._unserved_for(seen.rollout, served=served)
+        if served and not serves:
             return  # those look
         if serves and seen.rollout.phase is Phase.GATES:
             return  # `try_versions` does
@@ -186,13 +205,24 @@ class Conductor:
             if turn is None or fresh is None:
                 return
             if not serves:
-                findings = (_no_worker(fresh),)
-                self._make(fresh, Decision(act="note", findings=findings))
+                told, judged = _no_worker(fresh), self._judged(fresh)
+                decision = while_unserved(fresh.rollout, judged, told, unserved_s=unserved_s)
+                self._make(fresh, decision)
             elif fresh.rollout.phase is not Phase.GATES:
                 decision = self._decide(fresh, reports)
                 if decision.act != "note":
                     turn.rest_s = 0.0
                 self._make(fresh, decision)
+
+    def _unserved_for(self, rollout: Rollout, *, served: bool) -> float:
+        """For how many seconds this worker has seen nobody serve a canary with a share of the jobs,
+        look after look.
+        """
+        if served or rollout.weight == 0:
+            self._unserved.pop(rollout.id, None)
+            return 0.0
+        now = self._clock()
+        return now - self._unserved.setdefault(rollout.id, now)
 
     def _try(self, seen: Look) -> None:
         if not self._serves(seen):
@@ -224,7 +254,8 @@ class Conductor:
     def _decide(self, seen: Look, reports: Sequence[Mapping[str, Any]]) -> Decision:
         judged = self._judged(seen)
         if seen.rollout.phase is Phase.WARMING:
-            return while_warming(seen.rollout, warmth_of(reports, seen.canary), judged)
+            warmth = warmth_of(reports, seen.canary)
+            return while_warming(seen.rollout, warmth, judged, stable=self._of_stable(seen))
         return while_baking(seen.rollout, judged, now=self._now())
 
     def _judged(self, seen: Look) -> tuple[Finding, ...]:
@@ -232,13 +263,40 @@ class Conductor:
         rollout = seen.rollout
         if rollout.step < 0:
             return ()
-        # A stable version without a share of the jobs is judged by those it had.
-        alone = rollout.weight == WHOLE
-        return judge(
-            self._outcomes(seen, seen.canary, since=rollout.since),
-            self._outcomes(seen, seen.stable, since=rollout.started_at if alone else rollout.since),
-            rollout.plan.limits,
+        digests = (seen.canary.ref.digest, seen.stable.ref.digest)
+        keep_outcomes(
+            self._client, self._settings, tenant=seen.tenant, rollout=rollout.id, digests=digests
         )
+        if rollout.weight < WHOLE:
+            canary, stable = read_both(
+                self._client,
+                self._settings,
+                tenant=seen.tenant,
+                rollout=rollout.id,
+                digests=digests,
+                since=rollout.since,
+            )
+        else:
+            # A stable version without a share of the jobs is judged by those it had.
+            canary = self._outcomes(seen, seen.canary, since=rollout.since)
+            stable = self._outcomes(seen, seen.stable, since=self._stable_since(seen))
+        return judge(canary, stable, rollout.plan.limits)
+
+    def _of_stable(self, seen: Look) -> tuple[Finding, ...]:
+        """Where the first step is all jobs: what the canary is to be compared with comes before."""
+        rollout = seen.rollout
+        if rollout.step >= 0 or rollout.plan.steps[0] < WHOLE:
+            return ()
+        stable = self._outcomes(seen, seen.stable, since=rollout.since)
+        return (enough_to_compare(stable, rollout.plan.limits),)
+
+    def _stable_since(self, seen: Look) -> float:
+        """Looked up once: the journal may be long."""
+        rollout = seen.rollout
+        if (since := self._since.get(rollout.id)) is None:
+            found = stable_since(self._moves.journal(seen.tenant, seen.name), rollout)
+            since = self._since[rollout.id] = rollout.started_at if found is None else found
+        return since
 
     def _outcomes(self, seen: Look, version: PublishedVersion, *, since: float) -> Outcomes:
         return read_outcomes(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from contract.job_store import JobStore
 from contract.logs import get_logger
-from templates.version import PublishedVersion
 from worker.catalog import Catalog, Served
 from worker.prefixes import PrefixService
 
@@ -32,7 +31,8 @@ class Drain:
         self._store = store
         self._prefixes = prefixes
         self._clock = clock
-        self._gone: set[str] = set()  # digests that are not on disk any more
+        # By tenant and template, while they are retired: digests that are not on disk any more.
+        self._gone: dict[tuple[str, str], set[str]] = {}
         self._not_before = 0.0
 
     def look(self, serving: list[Served]) -> int:
@@ -46,17 +46,22 @@ class Drain:
         return dropped
 
     def _look_at(self, served: Served) -> int:
-        kept = [version for version in self._catalog.retired(served) if self._may_hold(version)]
+        retired = self._catalog.retired(served)
+        gone = self._gone.setdefault((served.tenant, served.template), set())
+        # One that was brought back may be stored again: retired anew, it has to go anew.
+        gone &= {version.ref.digest for version in retired}
+        # A job that was revived may have brought one back into memory.
+        kept = [
+            version
+            for version in retired
+            if version.ref.digest not in gone or self._prefixes.holds(version)
+        ]
         if not kept:
             return 0
         pinned = self._store.pinned(served.tenant, served.template)
         done = [version for version in kept if not pinned.get(version.ref.version)]
         for version in done:
             self._prefixes.forget(version, "retired")
-            self._gone.add(version.ref.digest)
+            gone.add(version.ref.digest)
             log.info("version_dropped", version=str(version.ref), digest=version.ref.digest)
         return len(done)
-
-    def _may_hold(self, version: PublishedVersion) -> bool:
-        # A job that was revived may have brought it back into memory.
-        return version.ref.digest not in self._gone or self._prefixes.holds(version)

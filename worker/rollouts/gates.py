@@ -18,7 +18,7 @@ from contract.errors import PrefillqError
 from contract.logs import get_logger
 from contract.model_folder import ModelFolder
 from templates.rollouts.judge import verdict
-from templates.rollouts.paper import LIMIT_S, TOO_MUCH, pack_request, unpack_findings
+from templates.rollouts.paper import LIMIT_S, TOO_MUCH, WALL_S, pack_request, unpack_findings
 from templates.rollouts.rollout import Finding, Outcome
 from templates.spec import Sample
 from templates.version import PublishedVersion
@@ -87,6 +87,7 @@ def try_on_paper(
     *,
     stopping: Callable[[], bool] = lambda: False,
     limit_s: int = LIMIT_S,
+    wall_s: int = WALL_S,
 ) -> tuple[Finding, ...]:
     """The gates of `templates.rollouts.paper`, in a process that no tenant's text can hold up for
     long. Raises Interrupted as soon as `stopping` says so.
@@ -103,7 +104,9 @@ def try_on_paper(
     except OSError as error:
         return _unknown(COMPILES, f"the process that tries it does not start: {error.strerror}")
     with process:
-        given: bytes | None = pack_request(canary, stable.spec, folder, limit_s=limit_s)
+        given: bytes | None = pack_request(
+            canary, stable.spec, folder, limit_s=limit_s, wall_s=wall_s
+        )
         while True:
             try:
                 output, _ = process.communicate(given, timeout=POLL_S)
@@ -115,8 +118,14 @@ def try_on_paper(
                     raise Interrupted("the gates were left") from None
     if process.returncode == 0:
         return unpack_findings(output)
-    if process.returncode in (-signal.SIGALRM, TOO_MUCH):
-        return _fail(COMPILES, f"trying it took over {limit_s} s, or too much memory")
+    match process.returncode:
+        case code if code == -signal.SIGXCPU:
+            return _fail(COMPILES, f"trying it took over {limit_s} s of computing")
+        # What is not Python's own aborts where it is given no memory.
+        case code if code in (TOO_MUCH, -signal.SIGABRT):
+            return _fail(COMPILES, "trying it took too much memory")
+        case code if code == -signal.SIGALRM:
+            return _unknown(COMPILES, f"trying it was not over after {wall_s} s: a busy machine?")
     return _unknown(COMPILES, f"the process that tries it ended with {process.returncode}")
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from contract.ids import TemplateAddress
 from contract.types import VersionRef
+from templates.rollouts.journal import Entry
 from templates.rollouts.rollout import Finding, Phase, Rollout
 from templates.version import PublishedVersion
 
@@ -17,6 +18,8 @@ class Moves(Protocol):
     def active(self, tenant: str) -> dict[str, Rollout]: ...
 
     def get(self, tenant: str, name: str) -> Rollout | None: ...
+
+    def journal(self, tenant: str, name: str) -> Iterable[Entry]: ...
 
     def advance(
         self,

@@ -35,7 +35,7 @@ def test_all_libraries_hold_all_that_clients_call() -> None:
     jobs, registry, load = job_library(), registry_library(), load_library()
     assert {"submit", "claim", "commit", "cancel"} <= jobs.sources.keys()
     assert registry.sources.keys() == {"publish", "move", "note"}
-    assert load.sources.keys() == set(load.flags) == {"sight", "unacked", "fields"}
+    assert load.sources.keys() == set(load.flags) == {"sight", "unacked", "fields", "newest"}
     for library in (jobs, registry, load):
         assert library.library.startswith(LIBRARY_PREFIX)
         assert library.library.replace("_", "").isalnum()

@@ -62,6 +62,16 @@ def test_the_next_step_waits_for_warm_workers() -> None:
     assert while_warming(nothing, Warmth(workers=3, warm=0), ()).act == "note"
 
 
+@pytest.mark.parametrize(("outcome", "act"), [("inconclusive", "note"), ("pass", "advance")])
+def test_a_step_waits_for_what_the_stable_version_lacks(outcome: str, act: str) -> None:
+    """Its findings are told with the others."""
+    [lacks] = found(outcome)
+    decision = while_warming(WARMING, WARM, (), stable=(lacks,))
+    assert decision.act == act
+    assert decision.findings == (WARM.finding(1.0), lacks)
+    assert while_warming(WARMING, COLD, (), stable=(lacks,)).act == "note"
+
+
 def test_a_later_step_is_the_next_one() -> None:
     """From step 0 to step 1."""
     decision = while_warming(replace(WARMING, step=0), WARM, UNKNOWN)

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from contract.errors import CodecError, Conflict, InvalidInput, NotFound
 from templates.rollouts import moves
-from templates.rollouts.journal import Entry, end_of_rollout, read_entry, replay
+from templates.rollouts.journal import Entry, end_of_rollout, read_entry, replay, stable_since
 from templates.rollouts.moves import Move, TemplateState
 from templates.rollouts.plain import to_text
 from templates.rollouts.rollout import Phase
@@ -193,6 +193,48 @@ def test_the_end_of_a_rollout_is_found_among_others() -> None:
     assert (aborted.action, promoted.action) == ("abort", "promote")
     assert end_of_rollout(entries, None) == promoted
     assert end_of_rollout(entries, "c" * 16) is None
+
+
+@pytest.mark.parametrize(("steps", "since"), [((5000, 10_000), 7.0), ((10_000,), 6.0)])
+def test_a_stable_version_counts_since_the_first_step_or_since_it_waits_for_it(
+    steps: tuple[int, ...], since: float
+) -> None:
+    """Of this rollout, whatever was moved before, between and later."""
+    entries: list[Entry] = []
+    state = TemplateState(revision=3, versions=frozenset({1, 2}), labels={"production": 1})
+    plan = make_plan(steps=steps)
+
+    def do(move: Move | None) -> None:
+        nonlocal state
+        assert move is not None
+        entries.append(entry_of(state, move))
+        state = move.state
+
+    def lead(rollout_id: str, at: float) -> None:
+        do(moves.start(state, plan, rollout_id=rollout_id, now=at))
+        for number, (phase, step) in enumerate(
+            [(Phase.WARMING, -1), (Phase.BAKING, 0), (Phase.WARMING, 0)][: 1 + len(steps)], 1
+        ):
+            rollout = state.rollout
+            assert rollout is not None
+            do(
+                moves.advance(
+                    state, expect=rollout, phase=phase, step=step, findings=(), now=at + number
+                )
+            )
+            do(moves.pause(state))
+            do(moves.resume(state))
+
+    lead("a" * 16, 1.0)
+    do(moves.abort(state))
+    do(moves.start(state, plan, rollout_id="b" * 16, now=4.0))
+    begun = state.rollout
+    assert begun is not None
+    assert stable_since(entries, begun) is None
+    do(moves.abort(state))
+    lead("c" * 16, 5.0)
+    assert state.rollout is not None
+    assert stable_since(entries, state.rollout) == since
 
 
 def test_an_entry_holds_the_longest_rollout() -> None:

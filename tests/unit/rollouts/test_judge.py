@@ -292,3 +292,15 @@ def test_a_message_is_short_and_names_no_infinity(
         assert len(finding.message) < 200
         assert "inf" not in finding.message
         assert "nan" not in finding.message
+
+
+@pytest.mark.parametrize("side", ["canary", "stable"])
+def test_a_comparison_of_the_newest_alone_says_so(side: str) -> None:
+    """Also when too few are left of it."""
+    for ours in (GOOD, sample(3)):
+        sides = {"canary": ours, "stable": GOOD}
+        told = judge(*(replace(of, cut=name == side) for name, of in sides.items()), LIMITS)
+        assert all(found.message.endswith("there are more than are read") for found in told)
+        plain = judge(*sides.values(), LIMITS)
+        assert [found.outcome for found in told] == [found.outcome for found in plain]
+        assert not any("more than are read" in found.message for found in plain)

@@ -117,6 +117,29 @@ def test_what_lies_on_disk_goes_too(stack: Any, catalog: FakeCatalog, drain: Dra
     assert removed == [stack.prefixes.key(stack.version)]
 
 
+def test_a_version_that_is_retired_again_leaves_the_disk_again(
+    stack: Any, catalog: FakeCatalog, drain: Drain
+) -> None:
+    """Between the two it took jobs, and was stored; another that stayed retired is left alone."""
+    removed: list[Any] = []
+
+    class Disk:
+        def remove(self, key: Any) -> None:
+            removed.append(key)
+
+    stack.prefixes.store = Disk()
+    other = stack.publish(rules="Be brief.")
+    catalog.versions = [stack.version, other]
+    drain.look(SERVING)
+    catalog.versions = [other]
+    drain.look([*SERVING, Served(tenant="globex", template="none", queue="q")])
+    catalog.versions = [stack.version, other]
+    for _ in range(2):
+        drain.look(SERVING)
+    keys = [stack.prefixes.key(version) for version in (stack.version, other)]
+    assert removed == [*keys, keys[0]]
+
+
 def test_nothing_is_counted_where_nothing_is_kept(
     stack: Any, catalog: FakeCatalog, drain: Drain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
