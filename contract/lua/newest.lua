@@ -17,8 +17,11 @@ local function size_of(fields)
   return bytes
 end
 
+-- Bounds of its own too: a tenant's users can call this with any arguments.
+local most, most_bytes = math.min(5000, tonumber(ARGV[4])), math.min(2 ^ 23, tonumber(ARGV[6]))
+
 local found, bytes, last = {0}, 0, ARGV[2]
-while #found <= tonumber(ARGV[4]) and bytes <= tonumber(ARGV[6]) do
+while #found <= most and bytes <= most_bytes do
   local entry = redis.call('XREVRANGE', ARGV[1], last, ARGV[3], 'COUNT', '1')[1]
   if not entry then break end
   local size = size_of(entry[2])
