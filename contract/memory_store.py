@@ -232,7 +232,9 @@ class MemoryJobStore:
             now, job = self._clock(), record.job
             self._held_back.pop(job_id, None)
             record.not_before = 0.0
-            record.job = replace(job, attempt=job.attempt + 1, fence=job.fence + 1)
+            record.job = replace(
+                job, attempt=job.attempt + 1, fence=job.fence + 1, first_claim=job.fence == 0
+            )
             record.state, record.worker = JobState.RUNNING, worker_id
             record.lease_until = record.ring_at = now + lease_s
             return Claimed(job=record.job, queued_s=now - job.created_at)

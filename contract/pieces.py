@@ -23,7 +23,7 @@ BEGIN = "0-0"  # before the first entry
 MAX_ENTRIES = 4096  # kept in Redis of one job; about that many
 _ENTRY = re.compile(r"[0-9]{1,20}-[0-9]{1,20}", re.ASCII)
 _KINDS: dict[bytes, Kind] = {b"text": "text", b"restart": "restart", b"end": "end"}
-_WHOLE = re.compile(rb"[0-9]{1,15}")
+_WHOLE = re.compile(rb"[0-9]{1,18}")
 
 _log = get_logger(__name__)
 

@@ -6,7 +6,8 @@
   did), `shadow` (number of the version that answers a copy of the job, unseen, if one does)
 - whose trace it belongs to: `traceparent`, if it was submitted within one
 - when: `created_at`, `deadline_at`, `finished_at` (server time, seconds since the epoch)
-- who runs it: `attempt`, `fence`, `worker`, `claimed_at`, `lease_until`, `claim_token`
+- who runs it: `attempt`, `fence`, `first_fence` (of the first claim), `worker`, `claimed_at`,
+  `lease_until`, `claim_token`
 - when it failed and may be tried again: `not_before`, `ended_attempt` (the fence of that attempt),
   `tried` (how many attempts ended so; of the others that are over, the workers died)
 - how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`, `dead`, `revived`
@@ -36,7 +37,7 @@ _WHOLE = re.compile(rb"-?[0-9]{1,18}")
 # What a worker reads of a record that it claims; all but the first are short.
 JOB_FIELDS = (
     *("input", "template", "version", "digest", "queue", "use_cache", "created_at", "deadline_at"),
-    *("attempt", "fence", "rollout", "shadow", "traceparent", "stream"),
+    *("attempt", "fence", "first_fence", "rollout", "shadow", "traceparent", "stream"),
 )
 # Bytes at most, as prefillq writes it. A producer may write its records by hand, and a worker hands
 # these fields on to logs, traces and results.
@@ -104,6 +105,7 @@ def _job_of(job_id: str, record: Hash) -> Job:
         deadline_at=number(record, b"deadline_at"),
         attempt=whole(record, b"attempt"),
         fence=whole(record, b"fence"),
+        first_claim=record.get(b"first_fence", record[b"fence"]) == record[b"fence"],
         rollout=_short(record, b"rollout") if b"rollout" in record else "",
         shadow=whole(record, b"shadow") if b"shadow" in record else 0,
         traceparent=_short(record, b"traceparent") if b"traceparent" in record else "",

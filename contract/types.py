@@ -67,6 +67,7 @@ class Job:
     deadline_at: float | None = None
     attempt: int = 0  # 1 at the first claim
     fence: int = 0  # grows with every claim; only the newest may commit
+    first_claim: bool = True  # nobody had claimed it before this fence
     rollout: str = ""  # id of the rollout that chose the version, if one did
     shadow: int = 0  # number of the version that answers a copy of it, unseen; 0: none does
     traceparent: str = ""  # of the submit's span, see contract.tracing; "" without one

@@ -83,7 +83,7 @@ class AnswerStream:
         life_s = min(max(0.0, life_s), MAX_DEADLINE_S)
         self._keep_s = life_s + settings.result_ttl_s + COMMIT_GRACE_S
         # Under an older fence there may be text of an attempt that came to nothing.
-        self._turn = _Turn(0, None, announced=job.fence <= 1)
+        self._turn = _Turn(0, None, announced=job.first_claim)
         self._began = False
 
     def begin(self, stop: Sequence[str], decode: Decode) -> OnToken:

@@ -67,6 +67,7 @@ if free then
   if redis.call('HINCRBY', job.record, 'fence', 1) < micros then
     set('fence', string.format('%d', micros))
   end
+  if not get('first_fence') then set('first_fence', get('fence')) end
   set('state', 'running', 'worker', ARGV[4], 'lease_until', lease_until, 'claim_token', ARGV[6],
     'claimed_at', seconds(now))
   redis.call('HDEL', job.record, 'not_before')

@@ -34,6 +34,7 @@ def job(name: str = "a", *, fence: int = 1, stream: bool = True) -> Job:
         variables={},
         stream=stream,
         fence=fence,
+        first_claim=fence == 1,
         attempt=fence,
         created_at=1000.0,
         deadline_at=1060.0,
