@@ -263,7 +263,6 @@ class RegistryReader:
         longer one is damaged.
         """
         address = TemplateAddress(tenant=tenant, name=name)
-        end = -1 if longest is None else longest  # the last of one byte more
         while True:
             with errors_explained(self._settings):
                 pipe = self._client.pipeline(transaction=False)
@@ -271,15 +270,20 @@ class RegistryReader:
                 pipe.hkeys(keys.versions(tenant, name))
                 pipe.hgetall(keys.labels(tenant, name))
                 pipe.hkeys(keys.retired(tenant, name))
-                pipe.getrange(keys.rollout(tenant, name), 0, end)
+                if longest is None:
+                    pipe.get(keys.rollout(tenant, name))
+                else:  # a byte more than it may have
+                    pipe.getrange(keys.rollout(tenant, name), 0, longest)
                 pipe.time()
                 pipe.get(keys.revision(tenant, name))
                 revision, versions, labels, retired, rollout_text, time, again = pipe.execute()
             if revision == again:
                 break  # else somebody moved something in the midst of it
+        if longest is not None and not rollout_text:  # GETRANGE has no other word for nothing
+            rollout_text = None
         rollout = damage = None
         try:
-            rollout = parse_text(rollout_text) if rollout_text else None
+            rollout = None if rollout_text is None else parse_text(rollout_text)
         except CodecError as error:
             damage = error
         state = TemplateState(
