@@ -297,7 +297,7 @@ class RegistryReader:
         return Sight(
             state=state,
             now=float(time[0]) + float(time[1]) / 1e6,
-            rollout_text=rollout_text,
+            rollout_text=rollout_text or b"",
             damage=damage,
         )
 
