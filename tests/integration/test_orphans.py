@@ -7,7 +7,7 @@ import time
 import pytest
 
 from contract.errors import CodecError, NotFound
-from contract.job_store import JobStore
+from contract.job_store import Claimed, JobStore
 from contract.keys import rollout as rollout_key
 from contract.records import RedisJobStore
 from contract.redis_client import Client
@@ -68,10 +68,11 @@ def test_what_has_an_unfinished_job_is_used(
     job = producer.submit("acme/triage@2", {"ticket": "x"})
     assert _numbers(five, pins) == [3, 4, 5]
     assert _numbers(five, None) == [2, 3, 4, 5]
-    pins.claim(job.id, "worker", 30.0)
+    claim = pins.claim(job.id, "worker", 30.0)
+    assert isinstance(claim, Claimed)
     assert _numbers(five, pins) == [3, 4, 5]
     pins.cancel(job.id)
-    pins.release(job.id, 1)
+    pins.release(job.id, claim.job.fence)
     assert _numbers(five, pins) == [2, 3, 4, 5]
 
 
