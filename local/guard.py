@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 # A shell in the background reads from a pipe whose other end only we hold, and which the kernel
 # closes with us. A line says that there is nothing left to do. (A parent-death signal would
@@ -23,6 +25,9 @@ exec 3<&0
   [ -z "$folder" ] || rm -rf -- "$folder"
 } &
 """
+
+# Becomes the command once a line comes, and ends when none can come any more.
+_WHEN_TOLD = 'read -r _ || exit 143; exec "$@" < /dev/null'
 
 
 class Guard:
@@ -59,3 +64,30 @@ class Guard:
         with suppress(BrokenPipeError):  # the guard itself was killed
             os.write(pipe, b"\n")
         os.close(pipe)
+
+
+def start_guarded(
+    command: Sequence[str], *, grace_s: int = 0, folder: Path | None = None, **options: Any
+) -> tuple[subprocess.Popen[bytes], Guard]:
+    """A process and its guard, for `subprocess.Popen`'s options but `stdin`, which is empty.
+
+    The command begins when the guard stands, so that there is no moment at which our death would
+    leave it behind.
+    """
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "wb", buffering=0) as tell:
+        try:
+            process = subprocess.Popen(  # noqa: S603
+                ["/bin/sh", "-c", _WHEN_TOLD, "sh", *command], stdin=read_end, **options
+            )
+        finally:
+            os.close(read_end)
+        try:
+            guard = Guard(pid=process.pid, grace_s=grace_s, folder=folder)
+        except BaseException:
+            tell.close()
+            process.wait()
+            raise
+        with suppress(BrokenPipeError):  # it was killed meanwhile
+            tell.write(b"\n")
+    return process, guard

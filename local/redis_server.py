@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from contract.errors import PrefillqError
-from local.guard import Guard
+from local.guard import Guard, start_guarded
 
 _HOST = "127.0.0.1"
 _PORT_TRIES = 5
@@ -173,14 +173,13 @@ class EmbeddedRedis:
         options = [part for name, value in settings.items() for part in (f"--{name}", value)]
         # A group of its own: Ctrl-C is for our process, which stops the server when it is done.
         with (folder / _LOG).open("ab") as log:
-            self._server = subprocess.Popen(  # noqa: S603
-                [str(binary), *filter(None, [self._config_file]), *options],
-                stdin=subprocess.DEVNULL,
+            self._server, self._guard = start_guarded(
+                [str(binary), *map(str, filter(None, [self._config_file])), *options],
+                folder=folder,
                 stdout=log,
                 stderr=log,
                 process_group=0,
             )
-        self._guard = Guard(pid=self._server.pid, folder=folder)
 
     def _answers(self) -> bool:
         deadline = time.monotonic() + self._timeout_s

@@ -17,7 +17,7 @@ from contract.errors import PrefillqError, TimedOut
 from contract.redis_client import connect
 from contract.settings import Settings
 from contract.worker_reports import list_workers
-from local.guard import Guard
+from local.guard import Guard, start_guarded
 
 _COMMAND = (sys.executable, "-m", "producer", "worker", "start")
 _PASSED_ON = (
@@ -67,9 +67,9 @@ class WorkerProcess:
     def start(self) -> Self:
         """Start the process without waiting for it."""
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process, self._guard = start_guarded(
                 [*(self._command or _COMMAND), *self._options],
-                stdin=subprocess.DEVNULL,
+                grace_s=_GRACE_S,
                 stdout=log,
                 stderr=log,
                 env={
@@ -83,7 +83,6 @@ class WorkerProcess:
                 },
                 start_new_session=True,  # Ctrl-C reaches us; we stop it in order
             )
-        self._guard = Guard(pid=self.process.pid, grace_s=_GRACE_S)
         return self
 
     @property

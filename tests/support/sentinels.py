@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 import time
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from typing import Any, Self, cast
 
 import redis
 
-from local.guard import Guard
+from local.guard import start_guarded
 from local.redis_server import EmbeddedRedis, _binary_or_error, _free_port
 
 MASTER = "prefillq"
@@ -34,14 +33,12 @@ class Sentinel:
             "utf-8",
         )
         with (folder / f"sentinel-{self.port}.log").open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process, self._guard = start_guarded(
                 [str(_binary_or_error()), str(config), "--sentinel"],
-                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 process_group=0,
             )
-        self._guard = Guard(pid=self.process.pid)
 
     def kill(self) -> None:
         if self.process.poll() is None:

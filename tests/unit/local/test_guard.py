@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from local.guard import Guard
+from local.guard import Guard, start_guarded
 from tests.unit.local.processes import alive, wait_until
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
@@ -105,4 +105,30 @@ def test_a_guard_that_cannot_start_is_an_error(
     monkeypatch.setattr("local.guard._SCRIPT", "exit 3")
     with pytest.raises(subprocess.CalledProcessError):
         Guard(folder=tmp_path)
+    assert len([*Path("/dev/fd").iterdir()]) == before
+
+
+def test_a_guarded_command_begins_with_an_empty_input_and_words_as_they_are() -> None:
+    """Whatever is in them; its pid is the one that is guarded."""
+    command = [
+        sys.executable,
+        "-c",
+        "import sys, os; print(sys.stdin.read(), sys.argv, os.getpid())",
+    ]
+    words = ["two words", "$HOME", "'", ""]
+    process, guard = start_guarded([*command, *words], stdout=subprocess.PIPE)
+    out, _ = process.communicate(timeout=20)
+    assert out.decode().split() == f" {['-c', *words]} {process.pid}".split()
+    guard.release()
+
+
+def test_nothing_begins_without_its_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever dies between the two, or fails, leaves no process behind."""
+    begun = tmp_path / "begun"
+    before = len([*Path("/dev/fd").iterdir()])
+    monkeypatch.setattr("local.guard._SCRIPT", "exit 3")
+    with pytest.raises(subprocess.CalledProcessError):
+        start_guarded(["/bin/sh", "-c", f"touch {begun}; sleep 600"])
+    time.sleep(0.3)  # that nothing happens cannot be polled for
+    assert not begun.exists()
     assert len([*Path("/dev/fd").iterdir()]) == before
