@@ -35,12 +35,9 @@ FaultKind = Literal[
 Outcome = Literal["succeeded", "failed", "dead", "cancelled", "expired", "lost"]
 
 # Error codes with which a job may be dead.
-# Error of a dead job -> which jobs may die of it. The last worker of a passing one may have been
-# killed by us.
-_DIE_OF = {
-    "attempts_exhausted": {Kind.POISON, Kind.PASSING},
-    "non_finite_logits": {Kind.PASSING},
-}
+# Error of a dead job -> which jobs may die of it. We kill workers often enough, mostly soon after
+# they are up, that any job may lose all of its attempts to us.
+_DIE_OF = {"attempts_exhausted": set(Kind), "non_finite_logits": {Kind.PASSING}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,12 +174,6 @@ def failed_for_no_reason(case: Case) -> None:
     case.ledger.pop()
 
 
-def dead_beside_a_poisonous_job(case: Case) -> None:
-    case.record(state=JobState.FAILED, dead=True, committed=False, text="")
-    case.finished.clear()
-    case.ledger.pop()
-
-
 def dead_for_another_jobs_reason(case: Case) -> None:
     case.record(state=JobState.FAILED, dead=True, error="non_finite_logits", text="")
     case.finished = [replace(case.finished[0], status="failed")]
@@ -248,7 +242,6 @@ def still_listed_as_running(case: Case) -> None:
         (anothers_answer, "wrong_answer"),
         (answer_to_nothing_known, "wrong_answer"),
         (failed_for_no_reason, "wrong_end"),
-        (dead_beside_a_poisonous_job, "wrong_end"),
         (dead_for_another_jobs_reason, "wrong_end"),
         (cancelled_by_nobody, "wrong_end"),
         (expired_early, "wrong_end"),
