@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from contract.codec import pack
 from contract.job_store import TenantLimits
 from contract.logs import get_logger
+from contract.record_hash import fields_of
 from ui.look import MAX_ROWS
 
 log = get_logger(__name__)
@@ -19,7 +20,7 @@ _NO_INPUT = pack({})
 
 def record_of(names: Sequence[str], reply: Sequence[bytes | None]) -> dict[bytes, bytes]:
     """A record as `view_of` reads one, where need be without its input."""
-    found = {n.encode(): value for n, value in zip(names, reply, strict=False) if value is not None}
+    found = fields_of(names, reply) if reply else {}
     return {b"input": _NO_INPUT, **found} if found else {}
 
 
