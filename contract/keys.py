@@ -173,8 +173,17 @@ def used(model_digest: str) -> str:
 
 
 def worker(worker_id: str) -> str:
-    """String with an expiry: what the worker last reported, msgpack."""
+    """String with an expiry: the worker's last report but for its templates, msgpack."""
     return f"pq:_worker:{worker_id}"
+
+
+def worker_templates(worker_id: str) -> str:
+    """Hash with an expiry: template's address -> what the worker says of it, msgpack.
+
+    Written where something changed; under "" the number of the change, which tells a worker
+    whether all that it wrote is still there.
+    """
+    return f"{worker(worker_id)}:templates"
 
 
 def messages(queue_name: str) -> str:

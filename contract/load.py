@@ -20,10 +20,10 @@ from redis.exceptions import RedisError
 from contract import keys
 from contract.codec import unpack_unchecked
 from contract.logs import get_logger
-from contract.redis_client import Client, errors_explained
+from contract.redis_client import Client, errors_explained, text
 from contract.scripts import ScriptLibrary, Scripts
 from contract.settings import Settings
-from contract.worker_reports import read_report
+from contract.worker_reports import ask_reports, read_reports
 
 log = get_logger(__name__)
 
@@ -103,7 +103,7 @@ class Sight:
 
     now: float  # seconds since the epoch
     loads: tuple[Load, ...]  # by tenant, template, model
-    workers: tuple[dict[str, Any], ...]  # what they reported of themselves, by id
+    workers: tuple[dict[str, Any], ...]  # what they reported, by id; of templates at least of those
     unacked: int  # messages that workers have taken, of all queues
     unreadable: Mapping[str, str] = field(default_factory=dict)  # tenant -> why it is left out
 
@@ -147,11 +147,12 @@ class LoadReader:
         by_tenant: dict[str, list[Asked]] = {}
         for one in sorted(asked, key=lambda one: (one.tenant, one.template)):
             by_tenant.setdefault(one.tenant, []).append(one)
-        each = _share(sum(map(len, by_tenant.values())), most, in_all)
+        addresses = [f"{one.tenant}/{one.template}" for some in by_tenant.values() for one in some]
+        each = _share(len(addresses), most, in_all)
         recent = max(1, math.ceil(window_s / SPAN_S))
         spans = min(KEPT_S // SPAN_S, max(recent, math.ceil(kept_s / SPAN_S)))
         with errors_explained(self._settings):
-            ids = sorted(self._client.zrange(keys.WORKERS, 0, -1))
+            ids = sorted(text(i) for i in self._client.zrange(keys.WORKERS, 0, -1))
             pipe = self._client.pipeline(transaction=True)
             pipe.time()
             self._scripts.run("unacked", keys=[], args=[keys.messages("unacked"), most], pipe=pipe)
@@ -159,35 +160,31 @@ class LoadReader:
                 # For each template that may run as many as may wait, but of one set.
                 words = _words(tenant, those, min(most, each * len(those)), each, spans)
                 self._scripts.run("sight", keys=[], args=words, pipe=pipe)
-            if ids:
-                pipe.mget([keys.worker(i.decode("utf-8", "replace")) for i in ids])
+            ask_reports(pipe, ids, addresses)
             replies = pipe.execute(raise_on_error=False)
-            bodies = replies.pop() if ids else []
-            for reply in (*replies[:2], bodies):
+            for reply in replies[:2]:
                 if isinstance(reply, Exception):
                     raise reply
-            failed = [reply for reply in replies[2:] if isinstance(reply, Exception)]
+            seen, told = replies[2 : 2 + len(by_tenant)], replies[2 + len(by_tenant) :]
+            # Of what they say of a version few values are taken.
+            reports = read_reports(ids, told, addresses, unpacked=unpack_unchecked)
+            failed = [reply for reply in seen if isinstance(reply, Exception)]
             if failed and len(failed) == len(by_tenant):
                 raise failed[0]
         unacked = json.loads(replies[1])
         loads: list[Load] = []
         unreadable: dict[str, str] = {}
-        for tenant, reply in zip(by_tenant, replies[2:], strict=True):
+        for tenant, reply in zip(by_tenant, seen, strict=True):
             if isinstance(reply, RedisError):
                 unreadable[tenant] = type(reply).__name__
                 log.warning("tenant_not_read", tenant=tenant, error=type(reply).__name__)
                 continue
             loads += _loads(tenant, json.loads(reply), unacked.get("queues"), recent)
-        reports = [
-            # They name all templates and versions of a worker, of which few values are taken.
-            read_report(i.decode("utf-8", "replace"), body, unpacked=unpack_unchecked)
-            for i, body in zip(ids, bodies, strict=True)
-        ]
         seconds, micros = replies[0]
         return Sight(
             now=seconds + micros / 1e6,
             loads=tuple(loads),
-            workers=tuple(report for report in reports if report is not None),
+            workers=tuple(reports),
             unacked=unacked["total"],
             unreadable=unreadable,
         )

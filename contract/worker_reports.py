@@ -1,12 +1,13 @@
 """What workers say of themselves while they live, as whoever lists workers reads it.
 
 Reports come out of Redis, from workers of other releases and from whoever may write there.
-`worker.presence` writes them.
+`worker.presence` writes them: numbers that always change in one key, and what is said of each
+template in the fields of another, so that who asks for one template reads no others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,6 +22,9 @@ from contract.settings import Settings
 log = get_logger(__name__)
 
 EXPIRES_S = 10  # a killed worker is off the list after this
+REPLIES_EACH = 2  # of a worker, to what `ask_reports` asks
+REVISION = ""  # a field of `keys.worker_templates`, and no address
+_MOST_BY_NAME = 256  # templates; of more it is cheaper to read all that a worker has
 
 # More than any machine has, and few enough digits for every format.
 Amount = Annotated[float, Field(ge=0, le=2**63, allow_inf_nan=False)]
@@ -107,27 +111,97 @@ def check_report(data: Any) -> dict[str, Any]:
     return report
 
 
-def list_workers(client: Client, settings: Settings) -> list[dict[str, Any]]:
-    """Descriptions of all workers that reported within EXPIRES_S, by id."""
+def list_workers(
+    client: Client, settings: Settings, *, templates: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """Descriptions of all workers that reported within EXPIRES_S, by id.
+
+    `templates`: addresses; of others nothing need be told.
+    """
     with errors_explained(settings):
         ids = sorted(text(worker_id) for worker_id in client.zrange(keys.WORKERS, 0, -1))
-        bodies = client.mget([keys.worker(worker_id) for worker_id in ids]) if ids else []
-    reports = [read_report(worker_id, body) for worker_id, body in zip(ids, bodies, strict=True)]
-    return [report for report in reports if report is not None]
+        pipe = client.pipeline(transaction=True)
+        ask_reports(pipe, ids, templates)
+        replies = pipe.execute(raise_on_error=False)
+    return read_reports(ids, replies, templates)
 
 
-def read_report(
-    worker_id: str, body: bytes | str | None, *, unpacked: Callable[[bytes], Any] = unpack
-) -> dict[str, Any] | None:
-    """One worker's report; None when it expired or is no report, which hides that one only.
+def ask_reports(pipe: Any, ids: Sequence[str], templates: Sequence[str] | None) -> None:
+    """Put into the pipeline what `read_reports` wants the replies to: REPLIES_EACH for each."""
+    for worker_id in ids:
+        pipe.get(keys.worker(worker_id))
+        if _by_name(templates):
+            pipe.hmget(keys.worker_templates(worker_id), [REVISION, *(templates or ())])
+        else:
+            pipe.hgetall(keys.worker_templates(worker_id))
 
-    `unpacked`: `unpack_unchecked`, for who checks the few values that it takes.
+
+def read_reports(
+    ids: Sequence[str],
+    replies: Sequence[Any],
+    templates: Sequence[str] | None,
+    *,
+    unpacked: Callable[[bytes], Any] = unpack,
+) -> list[dict[str, Any]]:
+    """What each worker reported; without those that expired or are no reports.
+
+    `unpacked`: `unpack_unchecked`, for who checks the few values that it takes. Raises what a
+    reply is, if it is an error and no matter of one worker's keys.
     """
+    found = []
+    for worker_id, body, fields in zip(ids, replies[::2], replies[1::2], strict=True):
+        for reply in (body, fields):
+            if isinstance(reply, Exception) and not str(reply).startswith("WRONGTYPE"):
+                raise reply
+        report = _read(worker_id, body, unpacked)
+        if report is None:
+            continue
+        told = _by_field(fields, templates)
+        found.append(_with_templates(worker_id, report, told, unpacked))
+    return found
+
+
+def _by_field(reply: object, templates: Sequence[str] | None) -> dict[str, Any]:
+    """The reply to HMGET or HGETALL; nothing of what is neither."""
+    if isinstance(reply, Mapping):
+        return {text(name): value for name, value in reply.items()}
+    if isinstance(reply, Sequence):
+        return dict(zip([REVISION, *(templates or ())], reply, strict=True))
+    return {}
+
+
+def _by_name(templates: Sequence[str] | None) -> bool:
+    return templates is not None and len(templates) <= _MOST_BY_NAME
+
+
+def _with_templates(
+    worker_id: str, report: dict[str, Any], told: dict[str, Any], unpacked: Callable[[bytes], Any]
+) -> dict[str, Any]:
+    """The report with `templates` and `versions`, by address.
+
+    A worker of an older release has them in the report itself.
+    """
+    whole = {"templates": [], "versions": [], **report}
+    if told.pop(REVISION, None) is None:
+        return whole
+    served, versions = [], []
+    for address in sorted(told):
+        part = _read(worker_id, told[address], unpacked)
+        if part is None:
+            continue
+        if part.get("served") is True:
+            served.append(address)
+        if isinstance(of_it := part.get("versions"), list):
+            versions += of_it
+    return whole | {"templates": served, "versions": versions}
+
+
+def _read(worker_id: str, body: object, unpacked: Callable[[bytes], Any]) -> dict[str, Any] | None:
     if not isinstance(body, bytes):
         return None
     try:
-        report = unpacked(body)
+        data = unpacked(body)
     except CodecError as error:
         log.warning("report_unreadable", worker=worker_id, error=str(error))
         return None
-    return report if isinstance(report, dict) else None
+    return data if isinstance(data, dict) else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from contract.load import MODEL_DIGITS, Flow, Load, Sight
+from contract.load import Flow, Load, Sight
 from scale.agreement import disagreements
+from scale.fleet import Fleet, Worker
 from scale.formula import Advice, Demand, Goal, advise
 from scale.names import Named
 
@@ -18,18 +19,6 @@ class Assumed:
 
     concurrency: int | None = None
     service_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """Of a worker's report what matters here."""
-
-    model: str  # 12 hex digits
-    concurrency: int
-    draining: bool
-    templates: frozenset[str]  # addresses
-    holds: frozenset[str]  # digests of the versions whose prefix it has in memory
-    keeps_none: bool  # its engine works without prefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +58,32 @@ class Row:
         return plain
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """All that is shown of a sight."""
+
+    templates: tuple[Row, ...]  # one for each template and model, by template
+    models: tuple[Row, ...]  # one for each model, over all of the templates in the sight
+
+
 def rows_of(
-    sight: Sight, named: Iterable[Named], goal: Goal, assumed: Assumed | None = None
-) -> list[Row]:
-    """One row for each template and model, by template."""
+    sight: Sight, named: Sequence[Named], goal: Goal, assumed: Assumed | None = None
+) -> Rows:
+    """Both kinds of rows."""
+    fleet, assumed = Fleet(sight.workers), assumed or Assumed()
+    return Rows(
+        templates=tuple(_template_rows(sight.loads, named, fleet, goal, assumed)),
+        models=tuple(_model_rows(sight.loads, named, fleet, goal, assumed)),
+    )
+
+
+def _template_rows(
+    loads: Iterable[Load], named: Iterable[Named], fleet: Fleet, goal: Goal, assumed: Assumed
+) -> Iterator[Row]:
     known = {(one.tenant, one.template): one for one in named}
-    workers = read_workers(sight.workers)
-    rows = []
-    for load in sight.loads:
+    for load in loads:
         one = known[load.tenant, load.template]
-        serving = [worker for worker in workers if _serves(worker, one.address, load.model)]
+        serving = fleet.of_queue(one.address, load.model)
         warm = {
             str(number): sum(
                 worker.keeps_none or not prefix or digest in worker.holds
@@ -87,77 +92,40 @@ def rows_of(
             )
             for number, (digest, prefix) in sorted(one.labelled.get(load.model, {}).items())
         }
-        rows.append(
-            _row(
-                [load],
-                serving,
-                goal,
-                assumed or Assumed(),
-                template=one.address,
-                model=one.model_name(load.model),
-                retired=load.model in one.retired,
-                warm=warm,
-            )
-        )
-    return rows
-
-
-def model_rows(
-    sight: Sight, named: Iterable[Named], goal: Goal, assumed: Assumed | None = None
-) -> list[Row]:
-    """One row for each model, over all of the templates in the sight."""
-    templates = list(named)
-    retired = {digest: name for one in templates for digest, name in one.retired.items()}
-    used = {digest: name for one in templates for digest, name in one.models.items()}
-    names = retired | used
-    by_model: dict[str, list[Load]] = {}
-    for load in sight.loads:
-        by_model.setdefault(load.model, []).append(load)
-    workers = read_workers(sight.workers)
-    return [
-        _row(
-            loads,
-            [worker for worker in workers if worker.model == model],
+        yield _row(
+            [load],
+            serving,
             goal,
-            assumed or Assumed(),
+            assumed,
+            template=one.address,
+            model=one.model_name(load.model),
+            retired=load.model in one.retired,
+            warm=warm,
+        )
+
+
+def _model_rows(
+    loads: Iterable[Load], named: Iterable[Named], fleet: Fleet, goal: Goal, assumed: Assumed
+) -> Iterator[Row]:
+    retired: dict[str, str] = {}
+    used: dict[str, str] = {}
+    for one in named:
+        retired |= one.retired
+        used |= one.models
+    by_model: dict[str, list[Load]] = {}
+    for load in loads:
+        by_model.setdefault(load.model, []).append(load)
+    for model, its_loads in sorted(by_model.items()):
+        yield _row(
+            its_loads,
+            fleet.of_model(model),
+            goal,
+            assumed,
             template="",
-            model=names.get(model, ""),
+            model=used.get(model) or retired.get(model, ""),
             retired=model in retired and model not in used,
             warm={},
         )
-        for model, loads in sorted(by_model.items())
-    ]
-
-
-def read_workers(reports: Iterable[Mapping[str, Any]]) -> list[Worker]:
-    """Of each report what can be read: one may be of another release."""
-    found = []
-    for report in reports:
-        digest, rows = report.get("model_digest"), report.get("batch_size")
-        if not isinstance(digest, str) or not isinstance(rows, int) or not 0 < rows < 2**20:
-            continue
-        versions = [v for v in _list(report.get("versions")) if isinstance(v, Mapping)]
-        found.append(
-            Worker(
-                model=digest[:MODEL_DIGITS],
-                concurrency=rows,
-                draining=bool(report.get("draining")),
-                templates=frozenset(
-                    t for t in _list(report.get("templates")) if isinstance(t, str)
-                ),
-                holds=frozenset(str(v.get("digest")) for v in versions if v.get("cached") is True),
-                keeps_none=report.get("engine") == "uncached",
-            )
-        )
-    return found
-
-
-def _list(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
-
-
-def _serves(worker: Worker, address: str, model: str) -> bool:
-    return worker.model == model and address in worker.templates
 
 
 def _row(

@@ -11,7 +11,7 @@ from contract.redis_client import Client
 from contract.settings import Settings
 from scale.formula import Goal
 from scale.names import Names
-from scale.rows import Assumed, Row, model_rows, rows_of
+from scale.rows import Assumed, Row, rows_of
 from templates.reading import RegistryReader
 
 WINDOW_S = 60.0
@@ -53,11 +53,12 @@ class Watcher:
         """Raises what `Names.named` raises, RedisUnreachable and RedisRefused."""
         found = self._names.named(targets)
         sight = self._reader.look((one.asked for one in found), window_s=window_s)
+        rows = rows_of(sight, found, goal, self._assumed)
         return Seen(
             now=sight.now,
             goal=goal,
-            rows=tuple(rows_of(sight, found, goal, self._assumed)),
-            models=tuple(model_rows(sight, found, goal, self._assumed)),
+            rows=rows.templates,
+            models=rows.models,
             unacked=sight.unacked,
             unreadable=dict(sight.unreadable),
         )

@@ -348,7 +348,7 @@ def _worker() -> list[Grant]:
         ),
         Grant(
             purpose="reports of workers",
-            commands="set get mget del",
+            commands="set get del hset hget hmget hgetall hdel expire",
             on=_read_write(keys.worker("*")),
         ),
         Grant(

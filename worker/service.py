@@ -19,6 +19,7 @@ from contract.settings import Settings
 from templates.registry import Registry
 from worker.answer import JobAnswers
 from worker.catalog import Catalog, Served
+from worker.description import template_states
 from worker.ending import DeviceLost, Shutdown, Watchdog
 from worker.identity import new_worker_id
 from worker.janitor import Janitor
@@ -87,6 +88,7 @@ class WorkerService:
             settings=settings,
             worker_id=self.worker_id,
             describe=self.describe,
+            templates=lambda: template_states(self.serving, self.prefixes),
         )
         self._ring: Ring = partial(ring_first, self.client, settings)
         self.serving: list[Served] = []
@@ -275,9 +277,8 @@ class WorkerService:
             )
 
     def describe(self) -> dict[str, Any]:
-        """Plain data for `prefillq worker list`."""
+        """Plain data for `prefillq worker list`, but for the templates."""
         stats = self.prefixes.cache.stats()
-        cached = {listed.key: listed.pinned for listed in self.prefixes.cache.entries()}
         return {
             "id": self.worker_id,
             "host": socket.gethostname(),
@@ -294,7 +295,6 @@ class WorkerService:
             "draining": self.shutdown.draining,
             "metrics": self.exporter.address if self.exporter else None,
             "refused_messages": REFUSALS.counts(),
-            "templates": [f"{served.tenant}/{served.template}" for served in self.serving],
             "cache": {
                 "entries": stats.entries,
                 "bytes": stats.bytes,
@@ -308,21 +308,6 @@ class WorkerService:
                 },
             },
             "disk": asdict(self.prefixes.store.usage()) if self.prefixes.store else None,
-            "versions": [
-                {
-                    "version": str(warm.ref),
-                    "digest": warm.ref.digest,
-                    "prefix_tokens": warm.prefix_tokens,
-                    "bytes": warm.nbytes,
-                    "cached": warm.key in cached,
-                    "pinned": cached.get(warm.key, False),
-                    "prefill_s": warm.prefill_s,
-                    "parity": warm.parity.outcome,
-                    "parity_tokens": warm.parity.checked_tokens,
-                    "max_logit_error": warm.parity.max_logit_error,
-                }
-                for warm in self.prefixes.warm_versions()
-            ],
         }
 
 

@@ -15,7 +15,7 @@ from contract.console import json_line
 from contract.record_hash import Hash, asked, view_of
 from contract.settings import Settings
 from contract.types import CacheInfo, CacheState, Job, JobError, JobState, Result, Usage
-from contract.worker_reports import read_report
+from contract.worker_reports import REVISION, read_reports
 from templates.fill import filled_text
 from templates.rollouts.journal import applied, read_entry
 from templates.rollouts.moves import TemplateState
@@ -130,10 +130,13 @@ def _version(data: Any) -> None:
 
 def _report(body: bytes) -> str:
     """`worker list` shows what it can, says of what it cannot, and leaves out what is no report."""
+    fields = {REVISION: b"1", "acme/triage": body, body: body}
     with bounded(), patch("worker.cli.list_workers", lambda *_: [report]):
-        report = read_report("host-1", body)
-        if report is None:
+        shown = read_reports(["host-1", "host-2"], [pack(_REPORT), fields, body, {}], None)
+        json_line(shown)
+        if len(shown) < 2:
             return "left out"
+        report = shown[1]
         ended = CliRunner().invoke(list_command, [], obj=Settings(redis_url="redis://127.0.0.1:1"))
         json_line(report)
     if not isinstance(ended.exception, SystemExit | None):

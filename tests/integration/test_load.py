@@ -420,7 +420,8 @@ def test_workers_are_of_the_same_moment(reader: LoadReader, client: Any) -> None
     client.zadd(keys.WORKERS, {"w1": 1, "w2": 2, "w3": 3, b"\xff": 4})
     client.set(keys.worker("w1"), pack({"id": "w1", "batch_size": 4}))
     client.set(keys.worker("w3"), b"\xc1")
-    assert look(reader).workers == ({"id": "w1", "batch_size": 4},)
+    [report] = look(reader).workers
+    assert report == {"id": "w1", "batch_size": 4, "templates": [], "versions": []}
 
 
 def test_redis_away(settings: Settings) -> None:

@@ -100,7 +100,8 @@ class Conductor:
         self._unserved = {known: at for known, at in self._unserved.items() if known in active}
         if not found or self._draining():
             return
-        reports = list_workers(self._client, self._settings)
+        addresses = [f"{tenant}/{name}" for tenant, name in found]
+        reports = list_workers(self._client, self._settings, templates=addresses)
         for (tenant, name), rollout in found.items():
             self._guarded(tenant, name, rollout, lambda seen: self._look_at(seen, reports))
 

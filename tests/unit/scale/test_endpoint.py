@@ -16,7 +16,7 @@ from contract.load import Sight
 from scale.endpoint import Endpoint, Pages
 from scale.formula import Goal
 from scale.keda import Cluster, scaled_objects
-from scale.rows import model_rows, rows_of
+from scale.rows import rows_of
 from scale.watching import Seen
 from tests.unit.scale.test_agreement import AGREED
 from tests.unit.scale.test_rows import NAMED, report
@@ -36,11 +36,12 @@ class Looker:
         if self.error is not None:
             raise self.error
         sight = Sight(now=5.0, loads=(AGREED,), workers=(report(),), unacked=2)
+        rows = rows_of(sight, [NAMED], goal)
         return Seen(
             now=sight.now,
             goal=goal,
-            rows=tuple(rows_of(sight, [NAMED], goal)),
-            models=tuple(model_rows(sight, [NAMED], goal)),
+            rows=rows.templates,
+            models=rows.models,
             unacked=2,
             unreadable={},
         )

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from contract.load import Flow, Sight
+from scale.fleet import Fleet
 from scale.formula import Goal
 from scale.names import Named
-from scale.rows import Assumed, Row, model_rows, read_workers, rows_of
+from scale.rows import Assumed, Row, rows_of
 from scale.shown import _cells
 from tests.unit.scale.test_agreement import AGREED
 
@@ -38,7 +39,7 @@ def report(**changes: Any) -> dict[str, Any]:
 def row(*reports: dict[str, Any], assumed: Assumed | None = None, **changes: Any) -> Row:
     load = replace(AGREED, **changes)
     sight = Sight(now=0.0, loads=(load,), workers=reports, unacked=0)
-    [made] = rows_of(sight, [NAMED], GOAL, assumed)
+    [made] = rows_of(sight, [NAMED], GOAL, assumed).templates
     return made
 
 
@@ -61,11 +62,12 @@ def test_a_model_without_a_version_in_use_is_said_to_be_retired() -> None:
     gone = replace(NAMED, models={}, retired={"a" * 12: "tiny"})
     sight = Sight(now=0.0, loads=(idle,), workers=(), unacked=0)
     for goal, desired in ((GOAL, 0), (replace(GOAL, minimum=2), 2)):
-        for rows in (rows_of(sight, [gone], goal), model_rows(sight, [gone], goal)):
+        made = rows_of(sight, [gone], goal)
+        for rows in (made.templates, made.models):
             assert [(r.model, r.retired, r.desired) for r in rows] == [("tiny", True, desired)]
             assert {_cells(r)[-1] for r in rows} == {f"{'min' if desired else 'idle'}, retired"}
     assert not row().retired
-    [whole] = model_rows(sight, [gone, replace(NAMED, template="mail")], GOAL)
+    [whole] = rows_of(sight, [gone, replace(NAMED, template="mail")], GOAL).models
     assert not whole.retired, "one template still has a version for the model"
 
 
@@ -104,7 +106,7 @@ def test_strange_reports_hide_no_other() -> None:
         report(templates=None, versions={"a": 1}),
         report(versions=[3, {"digest": ["x"], "cached": True}], templates=[["acme/notes"]]),
     ]
-    assert len(read_workers(strange)) == 2
+    assert len(Fleet(strange).of_model("a" * 12)) == 2
     assert row(*strange, report()).workers == 1
 
 
@@ -112,5 +114,5 @@ def test_one_row_for_all_of_a_model() -> None:
     """Sums of what waits, and one number of workers for it."""
     loads = (AGREED, replace(AGREED, template="mail", waiting=5, oldest_s=9.0))
     sight = Sight(now=0.0, loads=loads, workers=(report(), report(templates=[])), unacked=0)
-    [made] = model_rows(sight, [NAMED, replace(NAMED, template="mail")], GOAL)
+    [made] = rows_of(sight, [NAMED, replace(NAMED, template="mail")], GOAL).models
     assert (made.template, made.waiting, made.oldest_s, made.workers) == ("", 8, 9.0, 2)
