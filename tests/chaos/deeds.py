@@ -31,7 +31,7 @@ _ROLES: dict[Act, tuple[Role, ...]] = {
     Act.KILL_PRODUCER: ("producer",),
 }
 # An act that can be done to nobody now is tried again later, so many times.
-_LATER_S, _TRIES = 1.0, 20
+_LATER_S, _TRIES = 1.0, 60
 
 
 class Deeds:
