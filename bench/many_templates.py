@@ -268,6 +268,7 @@ def main(
             "picked_up_s": [median(side.picked_up_s) for side in sides],
             "scale_first_look_ms": [1000 * side.first_look_s for side in sides],
             "scale_look_ms": [1000 * _median(side.look_s) for side in sides],
+            "scale_look_each_ms": [1000 * _median(side.look_s) / side.templates for side in sides],
             "scale_look_at_one_ms": [1000 * _median(side.look_at_one_s) for side in sides],
             "ready_s": ready,
             "idle_worker_cpu_ms_per_s": [worker for worker, _ in idle],
@@ -277,7 +278,7 @@ def main(
             name: found[name][1] / found[name][0]
             for name in (
                 *("submit_ms", "claim_ms", "seconds_per_job_of_many", "picked_up_s"),
-                *("scale_look_ms", "scale_look_at_one_ms"),
+                *("scale_look_ms", "scale_look_each_ms", "scale_look_at_one_ms"),
             )
         }
         found |= {

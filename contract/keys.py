@@ -144,12 +144,15 @@ def outcomes(tenant: str, rollout_id: str, digest: str) -> str:
     return f"pq:{tenant}:outcomes:{rollout_id}:{digest}"
 
 
-def flow(tenant: str, template: str, span: int | str) -> str:
-    """Hash with an expiry: jobs that came and went in ten seconds (`contract.load`), by model.
+def flow(tenant: str, span: int | str) -> str:
+    """Hash with an expiry: jobs that came and went in ten seconds (`contract.load`), by queue.
+
+    `in:triage/<12 hex digits of the model>` is a field. One hash for all templates, since who
+    looks at a thousand of them would read thirty for each.
 
     Written by contract/lua/common.lua, where its name is made too.
     """
-    return f"pq:{tenant}:flow:{template}:{span}"
+    return f"pq:{tenant}:flow:{span}"
 
 
 def shadow(tenant: str, rollout_id: str) -> str:

@@ -64,7 +64,7 @@ def _producer(tenant: str) -> list[Grant]:
     any_job, any_key = keys.job(f"{tenant}.*"), f"pq:{tenant}:idem:*"
     queued, running, waiting = keys.queued(tenant), keys.running(tenant), keys.waiting(tenant, "*")
     limits, rate = keys.limits(tenant), keys.rate(tenant)
-    outcomes, flow = keys.outcomes(tenant, "*", "*"), keys.flow(tenant, "*", "*")
+    outcomes, flow = keys.outcomes(tenant, "*", "*"), keys.flow(tenant, "*")
     return [
         Grant(
             purpose="job functions: submit, find, withdraw, cancel, score, state",
@@ -263,7 +263,7 @@ def _worker() -> list[Grant]:
         Grant(
             purpose="count ended jobs",
             commands="hincrby pexpire",
-            on=_read_write(keys.flow("*", "*", "*")),
+            on=_read_write(keys.flow("*", "*")),
         ),
         Grant(
             purpose="which versions have unfinished jobs",
@@ -302,8 +302,8 @@ def _worker() -> list[Grant]:
         ),
         Grant(
             purpose="how many come and go, for 'prefillq scale'",
-            commands="hmget",
-            on=_read(keys.flow("*", "*", "*")),
+            commands="hlen hmget",
+            on=_read(keys.flow("*", "*")),
         ),
         _see_queues("*"),
         Grant(

@@ -105,10 +105,11 @@ local function tell_flow(now, ...)
   local model = string.match(get('queue') or '', '/([0-9a-f]+)$')
   if not model or #model ~= 12 then return end
   local span = string.format('%d', math.floor(now / 10))
-  local flow = beside_queued('flow:' .. (get('template') or '') .. ':' .. span)
+  local flow = beside_queued('flow:' .. span)
+  local queue = (get('template') or '') .. '/' .. model
   local told = {...}
   for i = 1, #told, 2 do
-    local sum = redis.pcall('HINCRBY', flow, told[i] .. ':' .. model, told[i + 1])
+    local sum = redis.pcall('HINCRBY', flow, told[i] .. ':' .. queue, told[i + 1])
     if sum == tonumber(told[i + 1]) then redis.pcall('PEXPIRE', flow, '900000') end
   end
 end

@@ -101,28 +101,6 @@ for _, name in ipairs(asked) do
       if age > model.oldest_s and age < 1e9 then model.oldest_s = age end
     end
   end
-  local fields, kinds, flows = {}, {}, {}
-  for digest, model in pairs(template.models) do
-    for _, kind in ipairs({'in', 'out', 'busy'}) do
-      table.insert(fields, kind .. ':' .. digest)
-      table.insert(kinds, kind)
-      table.insert(flows, model.flow)
-    end
-  end
-  local last = math.floor(now / 10)
-  local first = #fields > 0 and last - spans + 1 or last + 1 -- none without a model
-  for span = first, last do
-    local key = string.format('%d', span)
-    -- An error, of a key that is no hash, has no fields.
-    local counts = redis.pcall('HMGET', tenant .. 'flow:' .. name .. ':' .. key, unpack(fields))
-    for i, flow in ipairs(flows) do
-      local count = counts[i] and tonumber(counts[i])
-      if count and count >= 0 and count < 1e12 then
-        flow[key] = flow[key] or {}
-        flow[key][kinds[i]] = count
-      end
-    end
-  end
   for digest, model in pairs(template.models) do
     local queue = queues .. name .. '/' .. digest
     local lists = {queue}
@@ -132,6 +110,36 @@ for _, name in ipairs(asked) do
     for _, list in ipairs(lists) do
       local length = redis.pcall('LLEN', list)
       if type(length) == 'number' then model.messages = model.messages + length end
+    end
+  end
+end
+
+-- What came and went of all templates lies in one hash for each span.
+local fields, flows = {}, {}
+for _, name in ipairs(asked) do
+  for digest, model in pairs(templates[name].models) do
+    for _, kind in ipairs({'in', 'out', 'busy'}) do
+      table.insert(fields, kind .. ':' .. name .. '/' .. digest)
+      table.insert(flows, {of = model.flow, kind = kind})
+    end
+  end
+end
+local last = math.floor(now / 10)
+for span = last - spans + 1, last do
+  local text = string.format('%d', span)
+  local key = tenant .. 'flow:' .. text
+  -- An error, of a key that is no hash, is no length. Lua takes a few thousand values from a table.
+  local some = redis.pcall('HLEN', key)
+  for first = 1, (type(some) == 'number' and some > 0) and #fields or 0, 1000 do
+    local upto = math.min(first + 999, #fields)
+    local counts = redis.call('HMGET', key, unpack(fields, first, upto))
+    for i = first, upto do
+      local count = tonumber(counts[i - first + 1] or '')
+      if count and count >= 0 and count < 1e12 then
+        local flow = flows[i]
+        flow.of[text] = flow.of[text] or {}
+        flow.of[text][flow.kind] = count
+      end
     end
   end
 end
