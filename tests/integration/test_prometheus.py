@@ -64,6 +64,10 @@ def _ended(producer: Producer, templates: list[str], notes: list[str]) -> list[R
     return results
 
 
+def _scraped(there: Prometheus, jobs: int) -> None:
+    until(lambda: there.value("sum(prefillq_jobs_total)") == jobs, what=f"{jobs} jobs are scraped")
+
+
 def test_panels_show_what_the_results_say(
     producer: Producer,
     registry: Registry,
@@ -84,10 +88,7 @@ def test_panels_show_what_the_results_say(
         results = []
         for notes in (["one"], ["two", "three, please fail", "four", "five"]):
             results += _ended(producer, templates, notes)
-            until(
-                lambda: there.value("sum(prefillq_jobs_total)") == len(results),
-                what="all jobs are scraped",
-            )
+            _scraped(there, len(results))
         _check_numbers(there, results)
         _check_queries(there, results)
         rules = there.rules()

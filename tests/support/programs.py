@@ -1,4 +1,4 @@
-"""Programs that tests need beside Python packages. What is missing skips locally and fails in CI."""
+"""Programs that tests need beside Python. What is missing skips locally and fails in CI."""
 
 from __future__ import annotations
 

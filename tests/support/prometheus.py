@@ -40,7 +40,8 @@ class Prometheus:
     def get(self, path: str, **query: str) -> Any:
         """`data` of an answer with the status success; fails with the error of any other."""
         try:
-            with urlopen(f"{self.url}/api/v1/{path}?{urlencode(query)}", timeout=10) as answer:
+            address = f"{self.url}/api/v1/{path}?{urlencode(query)}"
+            with urlopen(address, timeout=10) as answer:  # noqa: S310 - http, on this machine
                 body = json.load(answer)
         except HTTPError as error:
             body = json.load(error)
