@@ -38,13 +38,6 @@ if [ "$(id -u)" -eq 0 ]; then
     try apt-get -qq update || refuse "apt-get update failed three times"
 fi
 
-if ! have chromium chromium-browser google-chrome; then
-    [ "$(id -u)" -eq 0 ] ||
-        refuse "run as root: apt-get update && apt-get install --no-install-recommends chromium"
-    try apt-get -qq install --yes --no-install-recommends -o DPkg::Lock::Timeout=120 chromium >/dev/null ||
-        refuse "chromium was not installed in three tries"
-fi
-
 if ! { have prometheus && have promtool; }; then
     unpacked=$(mktemp -d)
     trap 'rm -rf "$unpacked"' EXIT
@@ -52,4 +45,11 @@ if ! { have prometheus && have promtool; }; then
         refuse "prometheus was not fetched in three tries; run 'apt-get update' as root if never done"
     dpkg-deb --extract "$unpacked"/prometheus_*.deb "$unpacked"
     install -D --target-directory="$folder" "$unpacked"/usr/bin/prometheus "$unpacked"/usr/bin/promtool
+fi
+
+if ! have chromium chromium-browser google-chrome; then
+    [ "$(id -u)" -eq 0 ] ||
+        refuse "run as root: apt-get update && apt-get install --no-install-recommends chromium"
+    try apt-get -qq install --yes --no-install-recommends -o DPkg::Lock::Timeout=120 chromium >/dev/null ||
+        refuse "chromium was not installed in three tries"
 fi
