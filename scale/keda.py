@@ -3,7 +3,8 @@
 Field names: https://keda.sh/docs/latest/reference/scaledobject-spec and
 https://keda.sh/docs/latest/scalers/metrics-api. The metric is the number of replicas that
 `prefillq scale` wants, and its target value 1 per replica, so that Kubernetes' arithmetic
-(`ceil(value / target)`) gives just that number.
+(`ceil(value / target)`) gives just that number. How they are read:
+https://github.com/kedacore/keda/blob/main/pkg/scalers/metrics_api_scaler.go and pkg/fallback.
 """
 
 from __future__ import annotations
@@ -115,9 +116,9 @@ def _scaled_object(one: _Scaled, goal: Goal, cluster: Cluster) -> dict[str, Any]
             "cooldownPeriod": COOLDOWN_S,
             "minReplicaCount": goal.minimum,
             "maxReplicaCount": goal.maximum,
-            # Where the endpoint does not answer, the workers that are there stay, and one at least
-            # is. `behavior` is KEDA's since 2.17; one before that knows `replicas` alone, and cuts
-            # down to it.
+            # Where the endpoint does not answer, the workers that are there stay. Never none: KEDA
+            # would see no fallback and take the last worker away at an error. `behavior` is KEDA's
+            # since 2.17; one before that knows `replicas` alone, and cuts down to it.
             "fallback": {
                 "failureThreshold": 3,
                 "replicas": max(1, goal.minimum),

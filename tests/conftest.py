@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import redis
@@ -22,6 +21,7 @@ from local.redis_server import EmbeddedRedis
 from tests.support.kernels import share_kernels
 from tests.support.logins import Logins, enter_tenants, refusals, restricted_users
 from tests.support.markers import leaks
+from tests.support.programs import missing
 from tests.support.tiny import make_tiny_llama
 from worker.openmp import wait_passively
 
@@ -64,12 +64,6 @@ def pytest_runtest_makereport(
     return report
 
 
-def _missing(reason: str) -> NoReturn:
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """The Redis named by PREFILLQ_REDIS_URL (its database 15), else an embedded one."""
@@ -82,7 +76,7 @@ def redis_url() -> Iterator[str]:
     try:
         server = EmbeddedRedis().start()
     except PrefillqError as error:
-        _missing(str(error))
+        missing(str(error))
     try:
         yield server.url
     finally:
@@ -181,7 +175,7 @@ def smollm2() -> ModelFolder:
     try:
         return find_model(REAL_MODEL, Settings())
     except PrefillqError as error:
-        _missing(str(error))
+        missing(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,8 @@
 
 Workers send no events and take no remote control, and a message carries a job's id only, so that
 Flower's pages of workers and tasks stay empty. Its broker page shows the queues that held messages
-when Flower started, and those in QUEUES (names separated by commas, `tenant/template/model`).
+when Flower started, and those in QUEUES (names separated by commas, `tenant/template/model`), and
+`_unused`, Celery's default queue, which Flower always adds.
 """
 
 import os

@@ -13,12 +13,10 @@ from local.redis_server import EmbeddedRedis
 from tests.support.browser import DESKTOP, PHONE, Browser, Scheme, Size, chromium, find_chromium
 from tests.support.page_data import PageData
 from tests.support.page_server import page_server
+from tests.support.programs import missing
 from tests.support.waiting import until
 
-pytestmark = [
-    pytest.mark.skipif(find_chromium() is None, reason="no chromium on PATH"),
-    pytest.mark.unrestricted("what users see is tested without a browser"),
-]
+pytestmark = pytest.mark.unrestricted("what users see is tested without a browser")
 
 PLACES = ("/", "/queues", "/workers", "/jobs", "/rollouts", "/tenants")
 # WCAG 2.2: relative luminance of the text and of what is behind it.
@@ -52,6 +50,8 @@ CONTRAST = """
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    if find_chromium() is None:
+        missing("there is no chromium on this machine; 'make services' brings it")
     with chromium() as started:
         yield started
 

@@ -16,6 +16,20 @@ Scheme = Literal["light", "dark"]
 PHONE: Size = (375, 812)
 DESKTOP: Size = (1280, 860)
 
+# Its sandbox needs rights that containers lack, and the pages are our own. The others keep it from
+# asking its maker's hosts for anything; Playwright gives it a new profile and some of them itself.
+_OPTIONS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    # And should it ask all the same, there is no such host.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+
 
 def find_chromium() -> str | None:
     """Its path; None where there is none."""
@@ -69,8 +83,7 @@ def chromium() -> Iterator[Browser]:
     if path is None:
         raise RuntimeError("no chromium on PATH")
     with sync_playwright() as playwright:
-        # Its sandbox needs rights that containers lack; the pages are our own.
-        driven = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        driven = playwright.chromium.launch(executable_path=path, args=_OPTIONS)
         try:
             yield Browser(driven=driven)
         finally:

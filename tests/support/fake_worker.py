@@ -51,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--nan-on", metavar="TEXT", help="scores that are not finite")
     add("--hang-on", metavar="TEXT", help="never return, as a wedged device")
     add("--watchdog", type=float, default=300.0, metavar="S")
+    add("--metrics-port", type=int)
+    add("--metrics-tenant", action="store_true")
     add("--clock-offset", type=float, default=0.0, metavar="S", help="seconds this clock is ahead")
     add("--log-level", default="INFO")
     return parser

@@ -112,6 +112,8 @@ def run_fake_worker(options: argparse.Namespace) -> int:
             cache_bytes=options.cache_bytes,
             batch=options.batch,
             watchdog_s=options.watchdog,
+            metrics_port=options.metrics_port,
+            metrics_tenant=options.metrics_tenant,
         ),
         load=load,
     )

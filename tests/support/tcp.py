@@ -34,3 +34,9 @@ def closed_port_url() -> str:
     """A URL on which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"redis://127.0.0.1:{server.getsockname()[1]}/0"
+
+
+def free_port() -> int:
+    """One that nobody listens on just now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

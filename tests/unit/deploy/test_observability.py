@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,6 +18,7 @@ from contract import keys
 from contract.ids import new_job_id
 from contract.types import CacheInfo, CacheState, JobState, Result, VersionRef
 from producer.cli import main
+from tests.support.programs import program
 from tests.support.promql import grouped_labels, matched_labels, metric_names
 from tests.support.scraped import Scraped
 from worker.cli import start
@@ -27,6 +27,7 @@ from worker.metrics.exporter import Exporter
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yml"
+RULES_TEST = DEPLOY / "prometheus" / "rules_test.yml"
 SCRAPES = DEPLOY / "prometheus" / "prometheus.yml"
 DASHBOARD = DEPLOY / "grafana" / "dashboards" / "prefillq.json"
 # What Prometheus itself makes of a scrape.
@@ -176,15 +177,42 @@ def test_what_the_alerts_watch() -> None:
     }
 
 
-def test_promtool_accepts_the_rules() -> None:
-    """Where Prometheus's own tool is installed."""
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("no promtool on this machine")
-    done = subprocess.run(
-        [promtool, "check", "rules", str(RULES)], capture_output=True, text=True, check=False
-    )
+def promtool(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [program("promtool"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_prometheus_takes_the_files() -> None:
+    """By its own tool."""
+    for words in (("rules", str(RULES)), ("config", "--syntax-only", str(SCRAPES))):
+        done = promtool("check", *words)
+        assert done.returncode == 0, done.stderr + done.stdout
+
+
+def test_each_alert_fires_and_stays_quiet() -> None:
+    """On the series of deploy/prometheus/rules_test.yml."""
+    done = promtool("test", "rules", str(RULES_TEST))
     assert done.returncode == 0, done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+@pytest.mark.parametrize("expression", ["vector(0) > 1", "vector(1)"], ids=["never", "always"])
+def test_the_series_notice_an_alert_that_is_wrong(
+    rule: dict[str, Any], expression: str, tmp_path: Path
+) -> None:
+    """One that never fires, and one that always does."""
+    tests = yaml.safe_load(RULES_TEST.read_text("utf-8"))
+    # With its own series alone, which takes a fraction of the time.
+    tests["tests"] = [test for test in tests["tests"] if test["name"].startswith(rule["alert"])]
+    (tmp_path / RULES_TEST.name).write_text(yaml.safe_dump(tests), "utf-8")
+
+    def noticed(expression: str) -> bool:
+        group = {"name": "prefillq", "rules": [rule | {"expr": expression}]}
+        (tmp_path / RULES.name).write_text(yaml.safe_dump({"groups": [group]}), "utf-8")
+        return promtool("test", "rules", str(tmp_path / RULES_TEST.name)).returncode != 0
+
+    assert not noticed(rule["expr"])
+    assert noticed(expression)
 
 
 def test_panels_do_not_overlap_and_have_a_unit() -> None:

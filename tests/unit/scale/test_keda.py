@@ -65,6 +65,13 @@ def check_is_scaled_object(one: dict[str, Any]) -> None:
         assert trigger["metricType"] == "AverageValue"
         assert {"url", "valueLocation", "targetValue"} <= set(trigger["metadata"]) <= METRICS_API
         assert all(type(value) is str for value in trigger["metadata"].values())
+        # A GJSON path of plain names, and numbers that old versions read as integers.
+        assert re.fullmatch(r"\w+(\.\w+)*", trigger["metadata"]["valueLocation"], re.ASCII)
+        assert int(trigger["metadata"]["targetValue"]) == 1
+        assert int(trigger["metadata"]["activationTargetValue"]) == 0
+    # With 0 replicas KEDA has no fallback, and takes the last worker away at an error.
+    assert spec["fallback"]["replicas"] >= 1
+    assert spec["fallback"]["failureThreshold"] >= 1
 
 
 def test_fields_are_kedas() -> None:
@@ -97,7 +104,7 @@ def test_one_for_each_model() -> None:
 
 
 def test_workers_stay_while_the_endpoint_does_not_answer() -> None:
-    """More than `replicas` are not cut down to it, and from none there comes one."""
+    """More than `replicas` are not cut down to it, and it is never none."""
     fallback = made(goal=Goal(wait_s=10.0, minimum=0, maximum=7))["spec"]["fallback"]
     assert (fallback["behavior"], fallback["replicas"]) == ("currentReplicasIfHigher", 1)
     assert made(goal=Goal(wait_s=10.0, minimum=3))["spec"]["fallback"]["replicas"] == 3
