@@ -122,7 +122,7 @@ class Output:
     def _take_up(self) -> None:
         end = 0
         for text in lines_of(self._file, max_bytes=self._max_bytes):
-            if not text.endswith(b"\n") and _torn(text, self._format.beginning):
+            if self._torn(text):
                 break  # the process that wrote it was killed
             line = self._own_line(text)
             end += len(text)
@@ -130,6 +130,13 @@ class Output:
                 self._count(line)
         self._file.seek(end)
         self._file.truncate()
+
+    def _torn(self, text: bytes) -> bool:
+        """True for the beginning of a line that `Output` made; other files are not cut."""
+        if text.endswith(b"\n") or len(text) > self._max_bytes:
+            return False
+        beginning = self._format.beginning
+        return text.startswith(beginning) or beginning.startswith(text)
 
     def _own_line(self, text: bytes) -> Written:
         try:
@@ -153,8 +160,3 @@ class Output:
                 remedy="Name another file with -o; input and options must be those it began with.",
             )
         return line
-
-
-def _torn(text: bytes, beginning: bytes) -> bool:
-    """True for the beginning of a line that `Output` made; other files are not cut."""
-    return text.startswith(beginning) or beginning.startswith(text)
