@@ -14,6 +14,7 @@ import click
 
 from contract.console import emit_json, json_wanted, note
 from contract.errors import InvalidInput, PrefillqError
+from producer.batch.files import STDIO
 from producer.batch.lines import BadLine
 from producer.batch.results import Summary
 
@@ -121,7 +122,7 @@ class Finished:
         note(
             f"{counts or 'no lines'}{earlier}; {again}{summary.prompt_tokens} prompt tokens, "
             f"{summary.cached_tokens} of them cached, {summary.completion_tokens} new; "
-            f"{self.seconds:.1f} s, {self._rate:.2f} jobs/s; results in {self.out}"
+            f"{self.seconds:.1f} s, {self._rate:.2f} jobs/s; results {self._where}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,6 +138,10 @@ class Finished:
             "seconds": round(self.seconds, 3),
             "jobs_per_s": round(self._rate, 3),
         }
+
+    @property
+    def _where(self) -> str:
+        return "on stdout" if str(self.out) == STDIO else f"in {self.out}"
 
     @property
     def _rate(self) -> float:  # of this run's

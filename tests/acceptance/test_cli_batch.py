@@ -303,6 +303,7 @@ def test_a_batch_in_a_pipe(cli: CommandLine) -> None:
             "b": "echo: b",
         }
         assert "2 succeeded" in ran.err
+        assert "results on stdout" in ran.err
     assert worker.answered == 2
     assert not (cli.folder / "-").exists()
     refused: Ran = cli.run(*words, "--json", stdin=text)

@@ -14,10 +14,12 @@ import pytest
 from contract.errors import (
     Conflict,
     InvalidInput,
+    NotFound,
     OverLimit,
     PrefillqError,
     QueueFull,
     RedisUnreachable,
+    SpecInvalid,
     TemplateMoved,
     TimedOut,
 )
@@ -26,6 +28,7 @@ from producer.batch.flight import run_batch
 from producer.batch.formats import INVALID
 from producer.batch.lines import BadLine, BatchLine, batch_name, read_line, read_lines
 from producer.batch.results import Output
+from producer.batch.seen import Indexes
 
 REF = VersionRef(tenant="acme", template="triage", version=1, digest="d" * 64)
 
@@ -333,3 +336,42 @@ def test_batch_is_named_by_input_and_options() -> None:
     others = [name(b"y\n"), name(template=None), name(use_cache=False), name(run="2")]
     assert name() == name()
     assert len({name(), *others}) == 5
+
+
+@pytest.mark.parametrize("error", [InvalidInput, NotFound, SpecInvalid])
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_line_that_is_taken_no_longer(error: type[PrefillqError], *, skip: bool) -> None:
+    """The template was moved since the check: as bad lines are, and never another line's error."""
+
+    class Moved(_MemorySubmitter):
+        def submit(self, line: BatchLine, idempotency_key: str) -> _Handle:
+            if line.index == 3:
+                raise error("it was moved")
+            return super().submit(line, idempotency_key)
+
+    file, jobs = io.BytesIO(), Moved()
+    output = Output(file, "b")
+    if not skip:
+        with pytest.raises(error):
+            run_batch(_lines(6), output, jobs, window=2)
+        return
+    run_batch(_lines(6), output, jobs, window=2, skip_invalid=True)
+    written = {line["index"]: line for line in _written(file)}
+    assert output.summary.statuses == {"succeeded": 5, INVALID: 1}
+    assert (written[3]["status"], written[3]["error"]["problem"]) == (INVALID, "it was moved")
+
+
+def test_lines_that_are_done_are_not_read_again() -> None:
+    """Nor checked: an earlier run did, and a file may have millions."""
+    checked = []
+
+    def check(_template: str, variables: Mapping[str, Any], _key: str | None) -> None:
+        checked.append(variables["ticket"])
+
+    done = Indexes()
+    done.add(0)
+    done.add(2)
+    text = [b'{"variables": {"ticket": "t%d"}}\n' % n for n in range(4)]
+    lines = read_lines(text, template="acme/triage", check=check, but=done)
+    assert [line.index for line in lines] == [1, 3]
+    assert checked == ["t1", "t3"]
