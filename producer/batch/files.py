@@ -115,6 +115,12 @@ def open_output(out: Path, source: Source) -> Iterator[IO[bytes]]:
                 given=out,
                 remedy="Wait for the other batch, or name another file with -o.",
             ) from error
+        except OSError as error:  # a file system without locks
+            raise InvalidInput(
+                "the output file cannot be kept from other batches",
+                given=f"{out}: {error.strerror}",
+                remedy="Name one on a disk of this machine with -o.",
+            ) from error
         yield file
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -226,6 +227,22 @@ def test_the_input_under_another_name_is_no_output(source: Path, tmp_path: Path)
     with open_source(str(source)) as opened:  # noqa: SIM117
         with pytest.raises(Conflict, match="the batch file itself"), open_output(link, opened):
             pass
+
+
+def test_an_output_that_cannot_be_locked_is_not_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two batches would write it at once, on some file systems of a network."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    out = tmp_path / "out.jsonl"
+    with open_source(str(source)) as opened:  # noqa: SIM117
+        with pytest.raises(InvalidInput, match="No locks"), open_output(out, opened):
+            pass
+    assert out.read_bytes() == b""
 
 
 def test_lines_of_any_length_are_cut_at_the_limit() -> None:
