@@ -23,6 +23,10 @@ T = TypeVar("T")
 STDIO = "-"
 
 
+class InputChanged(Conflict):
+    """The input is another now; what is written is of the one before."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """An input, which is read several times: named, checked and run."""
@@ -37,7 +41,7 @@ class Source:
         return self._same(chunks_of(self.file))
 
     def lines(self, *, max_bytes: int) -> Iterator[bytes]:
-        """Its lines, of longer ones the beginning. Both raise Conflict once it is another."""
+        """Its lines, of longer ones the beginning. Both raise InputChanged once it is."""
         self.file.seek(0)
         return self._same(lines_of(self.file, max_bytes=max_bytes))
 
@@ -49,13 +53,18 @@ class Source:
 
     def _check(self) -> None:
         if _stamp(self.file) != self.opened:
-            raise Conflict(
+            raise InputChanged(
                 "the batch file was changed while it was read",
                 given=self.name,
                 expected="one file from the first look to the last",
                 remedy="Its results so far are those of the file as it was. Give a copy that "
                 "nobody writes, and another output.",
             )
+
+
+def place_of(out: Path) -> str:
+    """Where results are, in words."""
+    return "on stdout" if str(out) == STDIO else f"in {out}"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import click
 
 from contract.console import emit_json, json_wanted, note
 from contract.errors import InvalidInput, PrefillqError
-from producer.batch.files import STDIO
+from producer.batch.files import place_of
 from producer.batch.lines import BadLine
 from producer.batch.results import Summary
 
@@ -122,7 +122,7 @@ class Finished:
         note(
             f"{counts or 'no lines'}{earlier}; {again}{summary.prompt_tokens} prompt tokens, "
             f"{summary.cached_tokens} of them cached, {summary.completion_tokens} new; "
-            f"{self.seconds:.1f} s, {self._rate:.2f} jobs/s; results {self._where}"
+            f"{self.seconds:.1f} s, {self._rate:.2f} jobs/s; results {place_of(self.out)}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,10 +138,6 @@ class Finished:
             "seconds": round(self.seconds, 3),
             "jobs_per_s": round(self._rate, 3),
         }
-
-    @property
-    def _where(self) -> str:
-        return "on stdout" if str(self.out) == STDIO else f"in {self.out}"
 
     @property
     def _rate(self) -> float:  # of this run's

@@ -13,7 +13,7 @@ import click
 from contract.console import emit_json, json_wanted, note
 from contract.errors import InvalidInput
 from producer.batch.dry_run import DryRun
-from producer.batch.files import Source
+from producer.batch.files import InputChanged, Source, place_of
 from producer.batch.flight import run_batch
 from producer.batch.formats import Format
 from producer.batch.jobs import Jobs
@@ -77,8 +77,9 @@ class Batch:
                     on_done=on_done,
                     on_wait=Waiting(),
                 )
-        except BaseException:
-            note(f"{output.summary.done} of {total} results in {out}; run the same again to go on")
+        except BaseException as error:
+            hint = "" if isinstance(error, InputChanged) else "; run the same again to go on"
+            note(f"{output.summary.done} of {total} results {place_of(out)}{hint}")
             raise
         return Finished(
             out=out,

@@ -286,6 +286,7 @@ def test_an_input_that_changes_under_way_stops_the_batch(cli: CommandLine) -> No
     assert b"the batch file was changed while it was read; given: in.jsonl" in error.replace(
         str(cli.folder).encode() + b"/", b""
     )
+    assert b"to go on" not in error  # the same again would be another batch
     assert "late" not in _results(cli)
 
 
