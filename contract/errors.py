@@ -138,6 +138,14 @@ class TemplateMoved(Conflict):
     code = "template_moved"
 
 
+class KeyTaken(Conflict):
+    """Under this idempotency key another input was submitted before."""
+
+
+class QueueFull(Conflict):
+    """As many jobs of the template wait as may. Nothing was enqueued."""
+
+
 class OverLimit(Conflict):
     """The tenant may not have more at the moment. Nothing was enqueued.
 
@@ -171,3 +179,9 @@ class CodecError(PrefillqError):
     """Bytes that are not a message of ours, or a value that msgpack cannot carry unchanged."""
 
     code = "codec_error"
+
+
+class RecordDamaged(CodecError):
+    """A job's record that holds something else than prefillq writes: that job is lost, no other."""
+
+    code = "record_damaged"

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from contract.errors import Conflict, NotFound, OverLimit, TemplateMoved
+from contract.errors import (
+    Conflict,
+    KeyTaken,
+    NotFound,
+    OverLimit,
+    QueueFull,
+    TemplateMoved,
+)
 from contract.job_store import MAX_SCORES
 from contract.types import Job, JobState
 
@@ -16,8 +23,8 @@ def no_such_job(job_id: str) -> NotFound:
     )
 
 
-def key_taken(job_id: str) -> Conflict:
-    return Conflict(
+def key_taken(job_id: str) -> KeyTaken:
+    return KeyTaken(
         "this idempotency key was used with other input",
         given=f"a request that differs from that of job {job_id}",
         expected="the same template, variables and use_cache",
@@ -25,8 +32,8 @@ def key_taken(job_id: str) -> Conflict:
     )
 
 
-def queue_full(job: Job, limit: int) -> Conflict:
-    return Conflict(
+def queue_full(job: Job, limit: int) -> QueueFull:
+    return QueueFull(
         f"the queue of {job.ref.tenant}/{job.ref.template} is full",
         given="one more job",
         expected=f"at most {limit} waiting (limits.max_queue)",

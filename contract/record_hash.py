@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from contract.codec import pack, unpack
-from contract.errors import CodecError
+from contract.errors import CodecError, RecordDamaged
 from contract.ids import tenant_of
 from contract.job_ends import end_without_result, with_commit_time
 from contract.job_store import JobView
@@ -82,10 +82,10 @@ def fields_of(names: Sequence[str], values: Sequence[bytes | None]) -> Hash:
 
 
 def job_of(job_id: str, record: Hash) -> Job:
-    """The job inside a record. Raises CodecError when the record is damaged."""
+    """The job inside a record. Raises RecordDamaged when it is."""
     try:
         return _job_of(job_id, record)
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, CodecError) as error:
         raise _damaged(job_id, error) from error
 
 
@@ -144,11 +144,13 @@ def _variables(record: Hash) -> dict[str, Any]:
 def view_of(job_id: str, record: Hash) -> JobView:
     """What a reader sees of a record; a job that ended without a run gets a result made here.
 
-    Raises CodecError when the record is damaged.
+    Raises RecordDamaged when it is.
     """
     try:
         return _view_of(job_id, record)
-    except (KeyError, ValueError, TypeError) as error:
+    except RecordDamaged:
+        raise
+    except (KeyError, ValueError, TypeError, CodecError) as error:
         raise _damaged(job_id, error) from error
 
 
@@ -182,16 +184,16 @@ def _view_of(job_id: str, record: Hash) -> JobView:
 
 
 def state_of(job_id: str, value: bytes | str) -> JobState:
-    """The state that a record's field or a script's reply names. Raises CodecError."""
+    """The state that a record's field or a script's reply names. Raises RecordDamaged."""
     try:
         return JobState(text(value))
     except ValueError as error:
         raise _damaged(job_id, ValueError("state is none that a job has")) from error
 
 
-def _damaged(job_id: str, error: Exception) -> CodecError:
+def _damaged(job_id: str, error: Exception) -> RecordDamaged:
     # Nothing of the record's content: it holds what the user wrote.
-    return CodecError(
+    return RecordDamaged(
         "a job's record is damaged",
         given=f"{job_id}: {'no ' if isinstance(error, KeyError) else ''}{_words(error)}"[:160],
         expected="a record as prefillq writes it",
@@ -199,6 +201,9 @@ def _damaged(job_id: str, error: Exception) -> CodecError:
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return text(error.args[0])
+    match error:
+        case KeyError():
+            return text(error.args[0])
+        case CodecError():
+            return error.problem
     return str(error)

@@ -19,12 +19,13 @@ from contract.types import JobState, Result
 from producer.async_notices import AsyncNoticeStream, AsyncWatcher
 from producer.client import UNDO_TIMEOUT_S, settings_for
 from producer.desk import Desk, DirectBell, Parts, desk_of
-from producer.enqueue import Enqueue, Terms, submit, terms_of, wishes_of
+from producer.enqueue import Enqueue, submit
 from producer.following import follow
 from producer.handle import succeeded, time_left
 from producer.patience import Pace, Patience
 from producer.refused import RefusedOutcomes
 from producer.validate import VariablesChecker
+from producer.wishes import Terms, terms_of, wishes_of
 from templates.lookup import SharedLookup
 
 _LOOK_S = 0.005  # between looks at notices in memory

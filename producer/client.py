@@ -14,12 +14,13 @@ from contract.redis_client import connect
 from contract.settings import Settings
 from producer.bell import CeleryBell
 from producer.desk import Parts, desk_of
-from producer.enqueue import Enqueue, Terms, submit, terms_of, wishes_of
+from producer.enqueue import Enqueue, submit
 from producer.handle import JobHandle
 from producer.notices import Watcher
 from producer.patience import Pace, Patience, blocking_sleep
 from producer.refused import RefusedOutcomes
 from producer.validate import VariablesChecker
+from producer.wishes import Terms, terms_of, wishes_of
 from templates.registry import Registry
 
 # How long the clean-up after a failed submit may wait for Redis.

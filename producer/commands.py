@@ -19,7 +19,7 @@ from contract.console import (
 )
 from contract.described import cut, describe
 from contract.errors import InvalidInput, JobFailed, TimedOut
-from producer.batch_command import batch
+from producer.batch.command import batch
 from producer.dead_command import dead
 from producer.patience import Patience
 from producer.stream_command import stream

@@ -6,8 +6,7 @@ store refuses a record whose template was changed since, and its version is chos
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contract.awaited import Sleep
@@ -15,14 +14,15 @@ from contract.canonical import digest
 from contract.errors import (
     CodecError,
     InvalidInput,
+    KeyDamaged,
     NotFound,
     PrefillqError,
+    RecordDamaged,
     RedisRefused,
     RedisUnreachable,
     SpecInvalid,
     TemplateMoved,
 )
-from contract.ids import TemplateAddress, new_job_id, parse_address
 from contract.job_checks import check_submission, usable_key
 from contract.job_store import Submission, Submitted
 from contract.keys import queue as queue_name
@@ -33,75 +33,10 @@ from producer.patience import Pace, Patience
 from producer.refused import Refusals
 from producer.tracing import sending
 from producer.validate import VariablesChecker
-from templates.rollouts.plain import check_key
+from producer.wishes import Terms, Wish, of_item
 from templates.target import Target
 
 _TRIES = 50  # each time somebody else changed the template in the milliseconds between
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """A job as its caller wants it, before its version is known."""
-
-    job_id: str
-    variables: Mapping[str, Any]  # as a worker will see them
-    idempotency_key: str | None
-    sticky_key: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What holds for all jobs of a call."""
-
-    address: TemplateAddress
-    deadline_s: float | None  # None: the version's
-    use_cache: bool
-    stream: bool = False  # the answer is also wanted piece by piece
-
-
-def terms_of(template: str, deadline_s: float | None, *, use_cache: bool, stream: bool) -> Terms:
-    """The terms of a call. Raises InvalidInput for what is no address."""
-    address = parse_address(template)
-    return Terms(address=address, deadline_s=deadline_s, use_cache=use_cache, stream=stream)
-
-
-async def wishes_of(
-    checker: VariablesChecker,
-    terms: Terms,
-    inputs: Sequence[Mapping[str, Any]],
-    keys: Sequence[str] | None,
-    sticky_keys: Sequence[str | None] | None,
-    *,
-    pace: Pace,
-) -> list[Wish]:
-    """The jobs of a call, in order. Raises InvalidInput that names the item, counted from 0."""
-    if keys is not None and (len(keys), len(set(keys))) != (len(inputs), len(inputs)):
-        raise InvalidInput(
-            "idempotency keys do not match the inputs",
-            given=f"{len(keys)} keys, {len(set(keys))} different",
-            expected=f"{len(inputs)} different keys",
-        )
-    if sticky_keys is not None and len(sticky_keys) != len(inputs):
-        raise InvalidInput(
-            "sticky keys do not match the inputs",
-            given=f"{len(sticky_keys)} keys",
-            expected=f"{len(inputs)}, one for each",
-        )
-    for key in sticky_keys or ():
-        if key is not None:
-            check_key("the sticky key", key)
-    wishes = []
-    for place, plain in enumerate(_plain(checker, inputs)):
-        wishes.append(
-            Wish(
-                job_id=new_job_id(terms.address.tenant),
-                variables=plain,
-                idempotency_key=None if keys is None else keys[place],
-                sticky_key=None if sticky_keys is None else sticky_keys[place],
-            )
-        )
-        await pace.step()
-    return wishes
 
 
 async def submit(enqueue: Enqueue, patience: Patience, *, sleep: Sleep) -> list[str]:
@@ -264,15 +199,25 @@ class Enqueue:
         for place, refusal in refusals[:1]:
             if isinstance(target, Target):
                 await self._refusals.of_queue(place, target, submissions[place], refusal)
+            if isinstance(refusal, KeyDamaged):
+                await self._found(self._wishes[place])  # says so if it is one of this job's
             raise refusal
         return moved
 
     async def _found(self, wish: Wish) -> Submitted | None:
+        """Raises RecordDamaged when there is a job of that key whose record cannot be read."""
         if wish.idempotency_key is None or not usable_key(wish.idempotency_key):
             return None
-        return await self._desk.jobs.find(
-            self._terms.address.tenant, wish.idempotency_key, self._input_digest(wish)
-        )
+        tenant, digest_ = self._terms.address.tenant, self._input_digest(wish)
+        try:
+            return await self._desk.jobs.find(tenant, wish.idempotency_key, digest_)
+        except KeyDamaged as error:
+            raise RecordDamaged(
+                "the record of the job under this idempotency key is damaged",
+                given=error.given,
+                expected="a record as prefillq writes it",
+                remedy="Submit it under another key.",
+            ) from error
 
     def _input_digest(self, wish: Wish) -> str:
         """Digest of what the caller asked for, not of the version it came to.
@@ -295,28 +240,6 @@ class Enqueue:
         if isinstance(error, InvalidInput) and len(self._wishes) > 1:
             return of_item(place, error)
         return error
-
-
-def of_item(place: int, error: InvalidInput) -> InvalidInput:
-    """The same error, of one of several jobs."""
-    return InvalidInput(
-        f"item {place}: {error.problem}",
-        given=error.given,
-        expected=error.expected,
-        remedy=error.remedy,
-    )
-
-
-def _plain(
-    checker: VariablesChecker, inputs: Sequence[Mapping[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    for place, variables in enumerate(inputs):
-        try:
-            yield checker.plain(variables)
-        except InvalidInput as error:
-            if len(inputs) == 1:
-                raise
-            raise of_item(place, error) from error
 
 
 def _what_is_left(job_ids: Sequence[str]) -> str:

@@ -12,8 +12,14 @@ from typing import Any, Protocol
 
 from contract import keys
 from contract.calls import Server, ask, command
-from contract.errors import CodecError, InvalidInput, NotFound, PrefillqError, SpecInvalid
-from contract.job_refusals import queue_full
+from contract.errors import (
+    CodecError,
+    InvalidInput,
+    NotFound,
+    PrefillqError,
+    QueueFull,
+    SpecInvalid,
+)
 from contract.job_store import Submission
 from contract.types import VersionRef
 from producer.validate import VariablesChecker
@@ -77,7 +83,7 @@ class Refusals:
         job, most = submission.job, submission.max_queue
         if job.ref != target.canary or most is None:
             return
-        if error.problem != queue_full(job, most).problem:  # another conflict
+        if not isinstance(error, QueueFull):
             return
         with suppress(PrefillqError):
             longer = (await self._versions.get(target.stable)).spec.limits.max_queue

@@ -33,7 +33,8 @@ def test_whole_producer_side_runs_without_torch() -> None:
     code = (
         "import sys\n"
         "sys.modules['torch'] = sys.modules['transformers'] = None\n"
-        "import producer.client, producer.batch, producer.commands, templates.cli, tenants.cli\n"
+        "import producer.client, producer.batch.steps, producer.commands\n"
+        "import templates.cli, tenants.cli\n"
         "import templates.registry, templates.compile, contract.records, tenants.accounts\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -24,9 +24,10 @@ from contract.errors import InvalidInput
 from contract.ids import TemplateAddress, check_name, parse_address, tenant_of
 from contract.settings import Settings
 from contract.types import JobState, Result
-from producer.batch import BadLine, BatchLine, Output, batch_name, lines_of, read_lines
-from producer.batch_format import OWN, Format
-from producer.openai_lines import OPENAI
+from producer.batch.formats import OWN, Format
+from producer.batch.lines import BadLine, BatchLine, batch_name, lines_of, read_lines
+from producer.batch.openai_lines import OPENAI
+from producer.batch.results import Output
 from producer.validate import VariablesChecker
 from scale.simulate import Pool, simulate
 from scale.trace import read_trace, workload
@@ -220,7 +221,7 @@ def _run_batch(content: bytes, format_: Format = OWN) -> str:
                 ends.add("ok")
                 output.write(line, _RESULT)
         again = Output(io.BytesIO(file.getvalue()), "0" * 16, format_)
-        if again.indexes != output.indexes:
+        if again.indexes.bits != output.indexes.bits:
             raise Found("a line that was written and is not found again")
 
     judged(read)

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from contract import keys
+from contract.errors import CodecError, KeyDamaged
 from contract.records import RedisJobStore
 from contract.redis_client import connect, text
 from contract.settings import Settings
@@ -60,7 +61,11 @@ class Answering:
             for job_id in map(text, waiting):  # type: ignore[arg-type]
                 if self.answered >= self._limit:
                     return
-                claimed = self._store.claim(job_id, "answering", 10.0)
+                try:
+                    claimed = self._store.claim(job_id, "answering", 10.0)
+                except (CodecError, KeyDamaged):  # a worker passes over what it cannot read
+                    self._client.zrem(self._queued, job_id)
+                    continue
                 if not hasattr(claimed, "job"):
                     continue
                 self._store.commit(answer_to(claimed.job), claimed.job.fence)

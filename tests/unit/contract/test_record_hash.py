@@ -11,9 +11,9 @@ import pytest
 from contract import keys
 from contract.codec import pack
 from contract.console import json_line
-from contract.errors import CodecError
+from contract.errors import CodecError, RecordDamaged
 from contract.ids import check_name
-from contract.record_hash import state_of, view_of
+from contract.record_hash import job_of, state_of, view_of
 from contract.tracing import format_traceparent
 from contract.types import Result
 from tests.fuzz.target_redis import _ID, _RECORD, _RESULT
@@ -55,10 +55,16 @@ def test_a_whole_record_is_read() -> None:
 )
 def test_a_damaged_field_is_named_and_not_quoted(field: bytes, value: bytes) -> None:
     """A record holds what users wrote, also where it does not belong."""
-    with pytest.raises(CodecError) as caught:
+    with pytest.raises(RecordDamaged) as caught:
         view_of(_ID, {**_RECORD, field: value})
     assert "planted" not in str(caught.value)
-    assert _ID in str(caught.value) or field in (b"input", b"result")
+    assert _ID in str(caught.value)
+
+
+def test_a_worker_is_told_which_job_it_was() -> None:
+    """It reads no result, but the input."""
+    with pytest.raises(RecordDamaged, match=_ID):
+        job_of(_ID, {**_RECORD, b"input": b"\xc1"})
 
 
 @pytest.mark.parametrize("field", sorted(set(_RECORD) - {b"worker", b"commit_s", b"result"}))

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from contract.errors import Conflict
-from producer.batch import BadLine, BatchLine, Output, batch_name, chunks_of, lines_of, read_lines
+from producer.batch.lines import (
+    BadLine,
+    BatchLine,
+    batch_name,
+    chunks_of,
+    lines_of,
+    read_lines,
+)
+from producer.batch.results import Output
 from tests.fuzz.judge import bounded
 
 BATCH = "0" * 16

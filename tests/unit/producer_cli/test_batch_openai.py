@@ -12,8 +12,10 @@ import pytest
 
 from contract.errors import Conflict, InvalidInput
 from contract.types import JobError, JobState, Result, Usage, VersionRef
-from producer.batch import BadLine, BatchLine, Output, batch_name, read_lines, run_batch
-from producer.openai_lines import OPENAI
+from producer.batch.flight import run_batch
+from producer.batch.lines import BadLine, BatchLine, batch_name, read_lines
+from producer.batch.openai_lines import OPENAI
+from producer.batch.results import Output
 
 BATCH = "0123456789abcdef"
 REF = VersionRef(tenant="acme", template="triage", version=3, digest="d" * 64)

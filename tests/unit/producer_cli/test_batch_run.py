@@ -11,18 +11,24 @@ from typing import Any
 
 import pytest
 
-from contract.errors import Conflict, InvalidInput, OverLimit, RedisUnreachable, TimedOut
-from contract.types import JobState, Result, Usage, VersionRef
-from producer.batch import (
-    INVALID,
-    BadLine,
-    BatchLine,
-    Output,
-    batch_name,
-    read_line,
-    read_lines,
-    run_batch,
+from contract.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    OverLimit,
+    PrefillqError,
+    QueueFull,
+    RedisUnreachable,
+    SpecInvalid,
+    TemplateMoved,
+    TimedOut,
 )
+from contract.types import JobState, Result, Usage, VersionRef
+from producer.batch.flight import run_batch
+from producer.batch.formats import INVALID
+from producer.batch.lines import BadLine, BatchLine, batch_name, read_line, read_lines
+from producer.batch.results import Output
+from producer.batch.seen import Indexes
 
 REF = VersionRef(tenant="acme", template="triage", version=1, digest="d" * 64)
 
@@ -69,7 +75,7 @@ class _MemorySubmitter:
             assert self.refused < 1000, "it is tried for ever"
             raise OverLimit("over the rate", retry_after_s=self.retry_after_s)
         if self.queue_limit is not None and len(self.in_flight) >= self.queue_limit:
-            raise Conflict("the queue is full")
+            raise QueueFull("the queue is full")
         job_id = self.jobs.setdefault(idempotency_key, f"job-{len(self.jobs)}")
         self.in_flight.add(job_id)
         self.most = max(self.most, len(self.in_flight))
@@ -125,10 +131,35 @@ def test_full_queue_waits_for_room() -> None:
     assert jobs.most == 3
 
 
-def test_queue_filled_by_others_is_an_error() -> None:
-    """With nothing of its own to wait for, a batch says so instead of spinning."""
-    with pytest.raises(Conflict, match="full"):
-        run_batch(_lines(1), Output(io.BytesIO(), "b"), _MemorySubmitter(queue_limit=0), window=8)
+def test_a_queue_filled_by_others_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing of its own to wait for, a batch says so and tries now and then; its end is told
+    what it waited for."""
+    monkeypatch.setattr("producer.batch.flight._FULL_PAUSE_S", 0.05)
+    jobs, told = _MemorySubmitter(queue_limit=0), list[str]()
+
+    def on_wait(error: PrefillqError) -> None:
+        told.append(error.problem)
+        if len(told) == 3:
+            jobs.queue_limit = 5
+
+    file = io.BytesIO()
+    run_batch(_lines(4), Output(file, "b"), jobs, window=8, on_wait=on_wait)
+    assert told == ["the queue is full"] * 3
+    assert len(_written(file)) == 4
+    jobs.queue_limit = 0
+    with pytest.raises(TimedOut, match="enqueued in time; given: the queue is full"):
+        run_batch(_lines(1), Output(io.BytesIO(), "c"), jobs, window=8, timeout=0.2)
+
+
+def test_a_template_that_is_always_moving_is_an_error() -> None:
+    """Of conflicts only a full queue passes by itself."""
+
+    class Moving(_MemorySubmitter):
+        def submit(self, line: BatchLine, idempotency_key: str) -> _Handle:  # noqa: ARG002
+            raise TemplateMoved("it was changed")
+
+    with pytest.raises(TemplateMoved):
+        run_batch(_lines(1), Output(io.BytesIO(), "b"), Moving(), window=8)
 
 
 def test_a_rate_limit_is_waited_for_no_longer_than_the_batch() -> None:
@@ -186,7 +217,7 @@ def test_torn_last_line_is_dropped_and_done_again() -> None:
     run_batch(_lines(3), Output(whole, "b"), _MemorySubmitter(), window=1)
     file = io.BytesIO(whole.getvalue()[:-9])
     output = Output(file, "b")
-    assert output.indexes == {0, 1}
+    assert [index for index in range(3) if index in output.indexes] == [0, 1]
     run_batch(_lines(3), output, _MemorySubmitter(), window=1)
     assert sorted(line["index"] for line in _written(file)) == [0, 1, 2]
 
@@ -305,3 +336,42 @@ def test_batch_is_named_by_input_and_options() -> None:
     others = [name(b"y\n"), name(template=None), name(use_cache=False), name(run="2")]
     assert name() == name()
     assert len({name(), *others}) == 5
+
+
+@pytest.mark.parametrize("error", [InvalidInput, NotFound, SpecInvalid])
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_line_that_is_taken_no_longer(error: type[PrefillqError], *, skip: bool) -> None:
+    """The template was moved since the check: as bad lines are, and never another line's error."""
+
+    class Moved(_MemorySubmitter):
+        def submit(self, line: BatchLine, idempotency_key: str) -> _Handle:
+            if line.index == 3:
+                raise error("it was moved")
+            return super().submit(line, idempotency_key)
+
+    file, jobs = io.BytesIO(), Moved()
+    output = Output(file, "b")
+    if not skip:
+        with pytest.raises(error):
+            run_batch(_lines(6), output, jobs, window=2)
+        return
+    run_batch(_lines(6), output, jobs, window=2, skip_invalid=True)
+    written = {line["index"]: line for line in _written(file)}
+    assert output.summary.statuses == {"succeeded": 5, INVALID: 1}
+    assert (written[3]["status"], written[3]["error"]["problem"]) == (INVALID, "it was moved")
+
+
+def test_lines_that_are_done_are_not_read_again() -> None:
+    """Nor checked: an earlier run did, and a file may have millions."""
+    checked = []
+
+    def check(_template: str, variables: Mapping[str, Any], _key: str | None) -> None:
+        checked.append(variables["ticket"])
+
+    done = Indexes()
+    done.add(0)
+    done.add(2)
+    text = [b'{"variables": {"ticket": "t%d"}}\n' % n for n in range(4)]
+    lines = read_lines(text, template="acme/triage", check=check, but=done)
+    assert [line.index for line in lines] == [1, 3]
+    assert checked == ["t1", "t3"]

@@ -9,7 +9,7 @@ import pytest
 from contract.errors import InvalidInput, ModelError
 from contract.model_folder import ModelFolder
 from contract.settings import Settings
-from producer.dry_run import DryRun
+from producer.batch.dry_run import DryRun
 from templates.fill import fill
 from templates.tokenizer import TemplateTokenizer
 from templates.version import PublishedVersion
@@ -25,7 +25,7 @@ def tokenizer(smollm2: ModelFolder) -> TemplateTokenizer:
 def version(
     smollm2: ModelFolder, tokenizer: TemplateTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> PublishedVersion:
-    monkeypatch.setattr("producer.dry_run.find_model", lambda _name, _settings: smollm2)
+    monkeypatch.setattr("producer.batch.dry_run.find_model", lambda _name, _settings: smollm2)
     return make_version(make_spec(generation={"max_new_tokens": 9}), smollm2, tokenizer)
 
 
@@ -79,7 +79,8 @@ def test_models_with_one_tokenizer_are_told_apart(
     """A line is measured by what its own model can read."""
     small = replace(smollm2, max_positions=60)
     monkeypatch.setattr(
-        "producer.dry_run.find_model", lambda name, _settings: small if name == "s" else smollm2
+        "producer.batch.dry_run.find_model",
+        lambda name, _settings: small if name == "s" else smollm2,
     )
     other = replace(version, spec=version.spec.model_copy(update={"model": "s"}))
     counted, note = DryRun(Settings()), {"note": "word " * 100}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from click.testing import CliRunner, Result as Ran
@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result as Ran
 from contract.errors import InvalidInput, TimedOut
 from contract.job_store import JobView
 from contract.types import Job, JobError, JobState, Result, VersionRef
-from producer import batch_command, cli, commands
-from producer.batch import BatchLine
+from producer import cli, commands
+from producer.batch.lines import BatchLine
 from producer.commands import parse_pairs
 
 REF = VersionRef(tenant="acme", template="triage", version=1, digest="d" * 64)
@@ -238,6 +238,11 @@ class _Jobs:
     keys: set[str] = field(default_factory=set)
     state: JobState = JobState.SUCCEEDED
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
     def check(self, template: str, variables: Mapping[str, Any], key: str | None) -> None:  # noqa: ARG002
         if "ticket" not in variables:
             raise InvalidInput("$.ticket is missing", remedy="Give it.")
@@ -256,7 +261,7 @@ class _Jobs:
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> _Jobs:
     made = _Jobs()
-    monkeypatch.setattr(batch_command, "_Jobs", lambda *_args, **_options: made)
+    monkeypatch.setattr("producer.batch.jobs.Jobs", lambda *_args, **_options: made)
     return made
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from contract.described import describe
 from contract.errors import InvalidInput, PrefillqError
 from contract.types import JobState, Result, Usage
-from producer.batch_format import INVALID, Asked, OnlyVariable, Written, address_of
+from producer.batch.formats import INVALID, MAX_ID, Asked, OnlyVariable, Written, address_of
 
 URL = "/v1/chat/completions"
 _LINE = {"custom_id", "method", "url", "body"}
@@ -34,13 +34,12 @@ _BODY = {"model", "messages", "prompt", "user", "safety_identifier", "metadata"}
 _PROMPT = {"id", "version", "variables"}
 # Fields that may stand in a body as long as they ask for what is done anyway.
 _NEUTRAL: Mapping[str, object] = {"n": 1, "stream": False, "store": False}
-_MAX_ID = 512
 _ID = re.compile(r"batch_req_([0-9a-f]{16})_(\d{1,18})")
 _FINISH = {"stop": "stop", "stop_string": "stop", "length": "length"}
 
 
 class OpenAIFormat:
-    """See `producer.batch_format.Format`. The output's `id` says the batch and the line."""
+    """See `producer.batch.formats.Format`. The output's `id` says the batch and the line."""
 
     name = "openai"
     unique_ids = True
@@ -48,11 +47,11 @@ class OpenAIFormat:
 
     def id_of(self, data: Mapping[str, Any]) -> str:
         value = data.get("custom_id")
-        if not isinstance(value, str) or not 1 <= len(value) <= _MAX_ID:
+        if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID:
             raise InvalidInput(
                 "custom_id is missing",
                 given="nothing" if value is None else describe(value),
-                expected=f"text of 1 to {_MAX_ID} characters",
+                expected=f"text of 1 to {MAX_ID} characters",
                 remedy="Give each line one of its own: results come in another order.",
             )
         return value
@@ -95,6 +94,18 @@ class OpenAIFormat:
             return {**line, "error": {"code": code, "message": text or code}}
         response = {"status_code": 200, "request_id": result.job_id, "body": _completion(result)}
         return {**line, "response": response}
+
+    def failed(
+        self,
+        error: PrefillqError,
+        *,
+        job_id: str | None,  # noqa: ARG002 - it is in the message, and has no field
+        batch: str,
+        index: int,
+        id_: str | int | None,
+    ) -> Any:
+        problem = {"code": error.code, "message": str(error)}
+        return {"id": _name(batch, index), "custom_id": id_, "response": None, "error": problem}
 
     def refused(
         self, error: PrefillqError, *, batch: str, index: int, id_: str | int | None

@@ -9,9 +9,12 @@ from typing import Any, Protocol
 from contract.described import describe
 from contract.errors import InvalidInput, PrefillqError
 from contract.ids import parse_address
-from contract.types import Result, Usage
+from contract.types import JobState, Result, Usage
+from producer.batch.seen import check_index
 
+MAX_ID = 512  # characters
 INVALID = "invalid"  # the status of a line that could not become a job
+_STATUSES = {INVALID, *(str(state) for state in JobState if state.ended)}
 _FIELDS = {"variables", "template", "id", "sticky_key"}
 
 # The one variable of the template at an address. Raises InvalidInput when it has another number.
@@ -36,6 +39,12 @@ class Written:
     status: str
     usage: Usage | None
 
+    def __post_init__(self) -> None:
+        """Raise ValueError or InvalidInput for what no output holds."""
+        check_index(self.index)
+        if self.index < 0 or self.status not in _STATUSES:
+            raise ValueError("an index or status that no line has")
+
 
 class Format(Protocol):
     """The lines of one kind of batch file."""
@@ -58,6 +67,18 @@ class Format(Protocol):
         """The line of a job that has ended."""
         ...
 
+    def failed(
+        self,
+        error: PrefillqError,
+        *,
+        job_id: str | None,
+        batch: str,
+        index: int,
+        id_: str | int | None,
+    ) -> Any:
+        """The line of a job whose answer is not to be had."""
+        ...
+
     def refused(
         self, error: PrefillqError, *, batch: str, index: int, id_: str | int | None
     ) -> Any:
@@ -65,8 +86,8 @@ class Format(Protocol):
         ...
 
     def written(self, line: Any) -> Written:
-        """What a line of the output says. Raises LookupError, TypeError or ValueError for those
-        that this format does not write."""
+        """What a line of the output says. Raises LookupError, TypeError, AttributeError, ValueError
+        or InvalidInput for those that this format does not write."""
         ...
 
 
@@ -81,9 +102,13 @@ class OwnFormat:
 
     def id_of(self, data: Mapping[str, Any]) -> str | int | None:
         value = data.get("id")
-        if value is None or isinstance(value, str | int):
-            return value
-        raise InvalidInput("id is neither text nor integer", given=describe(value))
+        if value is not None and not isinstance(value, str | int):
+            raise InvalidInput("id is neither text nor integer", given=describe(value))
+        if isinstance(value, str) and len(value) > MAX_ID:
+            raise InvalidInput(
+                "id is too long", given=describe(value), expected=f"at most {MAX_ID} characters"
+            )
+        return value
 
     def read(
         self,
@@ -111,6 +136,29 @@ class OwnFormat:
 
     def result(self, result: Result, *, batch: str, index: int, id_: str | int | None) -> Any:
         return {"index": index, "id": id_, "batch": batch, **result.to_dict()}
+
+    def failed(
+        self,
+        error: PrefillqError,
+        *,
+        job_id: str | None,
+        batch: str,
+        index: int,
+        id_: str | int | None,
+    ) -> Any:
+        return {
+            "index": index,
+            "id": id_,
+            "batch": batch,
+            "job_id": job_id,
+            "status": str(JobState.FAILED),
+            "usage": Usage().to_dict(),
+            "error": {
+                "code": error.code,
+                "message": error.without_remedy,
+                "remedy": error.remedy,
+            },
+        }
 
     def refused(
         self, error: PrefillqError, *, batch: str, index: int, id_: str | int | None
