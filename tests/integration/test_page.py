@@ -95,7 +95,7 @@ def test_only_so_many_prefixes_are_listed(page: TestClient, client: Client) -> N
     for worker_id in ("w1", "w2"):
         report = worker_report(worker_id)
         version = report["versions"][0]
-        parts: dict[str | bytes, Any] = {
+        parts: dict[Any, Any] = {
             f"acme/t{n:04}": pack(
                 {
                     "served": True,

@@ -214,7 +214,7 @@ def test_nobody_reads_a_part_for_the_whole(
     presence.report()
     client.delete(keys.worker("w1"), keys.worker_templates("w1"))
     states["acme/t1"] = state(pinned=True)
-    seen = []
+    seen: list[Any] = []
     execute = Pipeline.execute
 
     def followed(pipe: Any, **options: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import PrefillqError
 from contract.logs import get_logger
+from contract.types import VersionRef
 from templates.fill import fill
 from templates.rollouts.rollout import Finding, Outcome
 from templates.version import PublishedVersion
@@ -99,21 +100,25 @@ class Warmer:
         self._clock = clock
         self._tried: dict[str, float] = {}  # digest -> when
 
-    def tried(self, version: PublishedVersion) -> bool:
+    def tried(self, ref: VersionRef) -> bool:
         """True when this version was to be warmed before, whatever came of it."""
-        return version.ref.digest in self._tried
+        return ref.digest in self._tried
+
+    def due(self, ref: VersionRef) -> bool:
+        """True when `keep_warm` would warm this version now."""
+        if self._prefixes.holds(ref):
+            return False
+        tried_at = self._tried.get(ref.digest)
+        return tried_at is None or self._clock() - tried_at >= AGAIN_S
 
     def warm_once(self, version: PublishedVersion) -> None:
         """What was evicted or refused later is its jobs' business."""
-        if not self.tried(version):
+        if not self.tried(version.ref):
             self._warm(version)
 
     def keep_warm(self, version: PublishedVersion) -> None:
         """Warm it now and whenever it is gone again."""
-        if self._prefixes.holds(version):
-            return
-        tried_at = self._tried.get(version.ref.digest)
-        if tried_at is None or self._clock() - tried_at >= AGAIN_S:
+        if self.due(version.ref):
             self._warm(version)
 
     def _warm(self, version: PublishedVersion) -> None:
