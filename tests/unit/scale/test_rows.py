@@ -56,6 +56,29 @@ def test_workers_of_the_template_and_model_count() -> None:
     assert made.concurrency_known
 
 
+def test_limits_of_tenants_are_of_all_their_templates() -> None:
+    """A model's row has the sum of its tenants', if all have one, and none twice."""
+
+    def loads(globex: int | None) -> tuple[Any, ...]:
+        flow = Flow(seconds=60.0, ended=60, busy_s=60.0)
+        usual = replace(AGREED, waiting=1000, max_running=8, recent=flow)
+        return (
+            usual,
+            replace(usual, template="mail"),
+            replace(usual, tenant="globex", max_running=globex),
+        )
+
+    named = [
+        replace(NAMED, tenant=tenant, template=template)
+        for tenant, template in (("acme", "notes"), ("acme", "mail"), ("globex", "notes"))
+    ]
+    for globex, model, single in ((16, 6, 4), (None, 75, 25)):
+        sight = Sight(now=0.0, loads=loads(globex), workers=(report(),), unacked=0)
+        rows = rows_of(sight, named, GOAL, Assumed(concurrency=4))
+        assert [made.desired for made in rows.templates] == [2, 2, single]
+        assert [made.desired for made in rows.models] == [model]
+
+
 def test_a_model_without_a_version_in_use_is_said_to_be_retired() -> None:
     """By name, in its row and in its model's, and no worker is wanted where nothing waits."""
     idle = replace(AGREED, waiting=0, running=0, recent=Flow(seconds=60.0), kept=Flow(seconds=60.0))
