@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from contract.errors import PrefillqError
 from contract.logs import get_logger
 from contract.types import VersionRef
+from contract.worker_reports import is_warm
 from templates.fill import fill
 from templates.rollouts.rollout import Finding, Outcome
 from templates.version import PublishedVersion
@@ -21,7 +22,6 @@ if TYPE_CHECKING:  # needs torch, which a fake engine does without
 
 log = get_logger(__name__)
 
-_EQUAL = ("identical", "within_tolerance")  # else its jobs run uncached there
 AGAIN_S = 30.0  # what could not be warmed, or was evicted, is tried again after this
 
 
@@ -72,11 +72,7 @@ def warmth_of(reports: Iterable[Mapping[str, Any]], version: PublishedVersion) -
 
 def _holds(report: Mapping[str, Any], digest: str) -> bool:
     return any(
-        isinstance(listed, Mapping)
-        and listed.get("digest") == digest
-        and listed.get("cached") is True
-        and listed.get("parity") in _EQUAL
-        for listed in _list(report, "versions")
+        is_warm(listed) and listed.get("digest") == digest for listed in _list(report, "versions")
     )
 
 

@@ -31,7 +31,10 @@ def report(**changes: Any) -> dict[str, Any]:
         "draining": False,
         "engine": "shared",
         "templates": ["acme/notes"],
-        "versions": [{"digest": "d1", "cached": True}, {"digest": "d2", "cached": False}],
+        "versions": [
+            {"digest": "d1", "cached": True, "parity": "identical"},
+            {"digest": "d2", "cached": False, "parity": "identical"},
+        ],
     }
     return told | changes
 
@@ -99,6 +102,9 @@ def test_warm_is_per_labelled_version() -> None:
     assert row(report(), report(versions=[])).warm == {"1": 1, "2": 0, "3": 2}
     assert row(report(engine="uncached", versions=[])).warm == {"1": 1, "2": 1, "3": 1}
     assert row(report(draining=True)).warm == {"1": 0, "2": 0, "3": 0}
+    uncached = {"digest": "d1", "cached": True, "parity": "different"}
+    close = {**uncached, "parity": "within_tolerance"}
+    assert row(report(versions=[uncached]), report(versions=[close])).warm["1"] == 1
 
 
 def test_service_time_of_the_window_or_of_longer_ago() -> None:
