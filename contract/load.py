@@ -93,6 +93,7 @@ class Load:
     messages: int  # in the queue, all its priorities
     unacked: int | None  # messages that workers have taken; None if there are too many to tell
     held: int  # of the tenant's: wait because it has max_running jobs
+    max_running: int | None = None  # of the tenant, of all its templates together; None: any number
     recent: Flow  # over the window
     kept: Flow  # over all that is read, at least the window
 
@@ -217,6 +218,7 @@ def _loads(
     now = float(seen["now"])
     # Beyond what was looked at, running jobs are taken to be like those that were.
     scale = seen["running"] / seen["running_seen"] if seen["running_seen"] else 1.0
+    most = seen.get("max_running")
     loads = []
     for name, template in sorted((seen["templates"] or {}).items()):
         looked_at = template["waiting_seen"]
@@ -238,6 +240,7 @@ def _loads(
                     messages=found["messages"],
                     unacked=None if unacked is None else (unacked or {}).get(queue, 0),
                     held=seen["held"],
+                    max_running=None if most is None else max(0, int(most)),
                     recent=_flow(found["flow"] or {}, now, recent),
                     kept=_flow(found["flow"] or {}, now, None),
                 )

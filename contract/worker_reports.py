@@ -26,6 +26,8 @@ REPLIES_EACH = 2  # of a worker, to what `ask_reports` asks
 REVISION = ""  # a field of `keys.worker_templates`, and no address
 _MOST_BY_NAME = 256  # templates; of more it is cheaper to read all that a worker has
 
+_EQUAL = ("identical", "within_tolerance")  # what the check of a prefix found; else it is not used
+
 # More than any machine has, and few enough digits for every format.
 Amount = Annotated[float, Field(ge=0, le=2**63, allow_inf_nan=False)]
 
@@ -109,6 +111,15 @@ def check_report(data: Any) -> dict[str, Any]:
         ) from error
     report: dict[str, Any] = data
     return report
+
+
+def is_warm(listed: object) -> bool:
+    """True for an entry of a report's `versions` whose prefix jobs find in memory and may use."""
+    return (
+        isinstance(listed, Mapping)
+        and listed.get("cached") is True
+        and listed.get("parity") in _EQUAL
+    )
 
 
 def list_workers(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.load import MODEL_DIGITS
+from contract.worker_reports import is_warm
 
 _MOST_SLOTS = 2**20  # of a worker that can be one
 
@@ -19,7 +20,7 @@ class Worker:
     concurrency: int
     draining: bool
     templates: frozenset[str]  # addresses
-    holds: frozenset[str]  # digests of the versions whose prefix it has in memory
+    holds: frozenset[str]  # digests of the versions whose prefix it has in memory and uses
     keeps_none: bool  # its engine works without prefixes
 
 
@@ -51,13 +52,12 @@ def _read(report: Mapping[str, Any]) -> Worker | None:
     digest, rows = report.get("model_digest"), report.get("batch_size")
     if not isinstance(digest, str) or not isinstance(rows, int) or not 0 < rows < _MOST_SLOTS:
         return None
-    versions = [v for v in _list(report.get("versions")) if isinstance(v, Mapping)]
     return Worker(
         model=digest[:MODEL_DIGITS],
         concurrency=rows,
         draining=bool(report.get("draining")),
         templates=frozenset(t for t in _list(report.get("templates")) if isinstance(t, str)),
-        holds=frozenset(str(v.get("digest")) for v in versions if v.get("cached") is True),
+        holds=frozenset(str(v.get("digest")) for v in _list(report.get("versions")) if is_warm(v)),
         keeps_none=report.get("engine") == "uncached",
     )
 

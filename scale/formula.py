@@ -15,7 +15,9 @@ MAX_UTILISATION = 0.9
 # At most this share of the jobs waits longer than the target.
 LATE_SHARE = 0.05
 
-Because = Literal["backlog", "arrivals", "running", "service_time_unknown", "idle", "min", "max"]
+Because = Literal[
+    "backlog", "arrivals", "running", "max_running", "service_time_unknown", "idle", "min", "max"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,7 @@ class Demand:
     service_s: float | None  # that a worker holds a job, on average; None if not known
     concurrency: float  # jobs that one replica holds at once, on average
     replicas: int  # there are now
+    most_running: int | None = None  # jobs that tenants' limits let run at once; None: any number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,8 @@ def advise(demand: Demand, goal: Goal) -> Advice:
       so many servers, random arrivals and random service times (M/M/c), with no slot busier than
       MAX_UTILISATION.
 
+    But no more than `most_running` jobs fill: further ones would have nothing to do.
+
     At least 1 if anything waits or runs; `minimum` if nothing does and nothing arrives. Without a
     known service time what is there stays, for nothing else can be known to be better.
     """
@@ -73,6 +78,10 @@ def advise(demand: Demand, goal: Goal) -> Advice:
     because: Because = "backlog" if for_backlog >= for_arrivals else "arrivals"
     if wanted == 0:
         wanted, because = (1, "running") if busy else (0, "idle")
+    if demand.most_running is not None:
+        filled = max(1, math.ceil(round(max(demand.most_running, demand.running) / slots, 9)))
+        if filled < wanted:
+            wanted, because = filled, "max_running"
     return _within(wanted, because, for_backlog, for_arrivals, goal)
 
 

@@ -157,6 +157,7 @@ def _row(
             service_s=service_s,
             concurrency=concurrency,
             replicas=len(live),
+            most_running=_most_running(loads),
         ),
         goal,
     )
@@ -190,6 +191,13 @@ def _row(
         for_backlog=advice.for_backlog,
         for_arrivals=advice.for_arrivals,
     )
+
+
+def _most_running(loads: Sequence[Load]) -> int | None:
+    """How many jobs the limits of these queues' tenants let run at once; None for any number."""
+    limits = {load.tenant: load.max_running for load in loads}
+    most = [limit for limit in limits.values() if limit is not None]
+    return sum(most) if len(most) == len(limits) else None
 
 
 def _sum(flows: Sequence[Flow]) -> Flow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,6 +22,9 @@ STATES = ("waiting", "running", "ended", "dead")
 _OUTCOMES_EVERY_S = 10.0  # a rollout's outcomes are thousands of entries
 _ON_OVERVIEW = 8
 _LISTED = 200  # jobs on one page
+# Prefixes on one page, shared evenly by the workers: each may have thousands, and the page is made
+# and sent anew for every browser every two seconds.
+_HELD, _LEAST_HELD = 1000, 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,12 @@ class Views:
         return await self._of_look("queues.html", "Queues")
 
     async def workers(self, _path: dict[str, str], _query: QueryParams) -> Shown:
-        return await self._of_look("workers.html", "Workers")
+        def words(look: Look) -> dict[str, Any]:
+            workers = look.workers or ()
+            each = max(_LEAST_HELD, _HELD // max(1, len(workers)))
+            return {"held": [_held(worker["versions"], each) for worker in workers]}
+
+        return await self._of_look("workers.html", "Workers", words)
 
     async def rollouts(self, _path: dict[str, str], _query: QueryParams) -> Shown:
         return await self._of_look("rollouts.html", "Rollouts")
@@ -156,6 +164,11 @@ def _lists(look: Look) -> dict[str, tuple[JobRow, ...] | None]:
         "ended": look.ended,
         "dead": look.dead,
     }
+
+
+def _held(versions: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
+    """Those in memory first, in the order of their names as before."""
+    return sorted(versions, key=lambda version: not version["cached"])[:most]
 
 
 def _matching(rows: tuple[JobRow, ...], tenant: str, template: str) -> list[JobRow]:

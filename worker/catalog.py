@@ -122,17 +122,28 @@ class Catalog:
         fit = self._fits.get((served.tenant, served.template))
         return [] if fit is None else self._chosen(fit, set(fit.standing.labels.values()))
 
-    def labels(self, served: Served) -> dict[str, PublishedVersion]:
-        """The same by label."""
-        versions = {version.ref.version: version for version in self.labelled(served)}
+    def labels(self, served: Served) -> dict[str, VersionRef]:
+        """By label, those of them that have a prefix; without reading them again."""
         fit = self._fits.get((served.tenant, served.template))
-        labels = {} if fit is None else fit.standing.labels
-        return {label: versions[at] for label, at in labels.items() if at in versions}
+        if fit is None:
+            return {}
+        refs = {ref.version: ref for ref in fit.refs if not self._kinds[ref].bare}
+        return {label: refs[at] for label, at in fit.standing.labels.items() if at in refs}
 
-    def retired(self, served: Served) -> list[PublishedVersion]:
-        """Versions that take no new jobs and that this worker's model can run, as `labelled`."""
+    def read(self, ref: VersionRef) -> PublishedVersion | None:
+        """A version that `labels` named; None if it is gone or spoilt since."""
+        try:
+            return self._registry.get(ref)
+        except RedisUnreachable:
+            raise
+        except PrefillqError as error:
+            log.warning("version_skipped", version=str(ref), error=str(error))
+            return None
+
+    def retired(self, served: Served) -> list[VersionRef]:
+        """Versions that take no new jobs and that this worker's model can run."""
         fit = self._fits.get((served.tenant, served.template))
-        return [] if fit is None else self._chosen(fit, fit.standing.retired)
+        return [] if fit is None else [r for r in fit.refs if r.version in fit.standing.retired]
 
     def version(self, tenant: str, template: str, number: int) -> PublishedVersion | None:
         """A version of a served template that takes jobs and this worker's model can run."""
@@ -214,16 +225,8 @@ class Catalog:
 
     def _chosen(self, fit: _Fit, numbers: Iterable[int]) -> list[PublishedVersion]:
         wanted = set(numbers)
-        found = []
-        for ref in fit.refs:
-            if ref.version in wanted:
-                try:
-                    found.append(self._registry.get(ref))
-                except RedisUnreachable:
-                    raise
-                except PrefillqError as error:  # it was there, and is gone or spoilt
-                    log.warning("version_skipped", version=str(ref), error=str(error))
-        return found
+        found = [self.read(ref) for ref in fit.refs if ref.version in wanted]
+        return [version for version in found if version is not None]
 
     def _drained(self, templates: list[Template]) -> set[Template]:
         """Those of these wholly retired templates that have no unfinished job."""

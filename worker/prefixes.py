@@ -82,7 +82,11 @@ class PrefixService:
 
     def key(self, version: PublishedVersion) -> PrefixKey:
         """The full key: equal only when every bit that shapes the cached tensors is equal."""
-        return self._model.prefix_key(version.ref.tenant, version.ref.digest)
+        return self.key_of(version.ref)
+
+    def key_of(self, ref: VersionRef) -> PrefixKey:
+        """The same, of a version that need not be read for it."""
+        return self._model.prefix_key(ref.tenant, ref.digest)
 
     @contextmanager
     def serve(
@@ -132,10 +136,9 @@ class PrefixService:
         """Forget the version's entry in memory; the next job loads or prefills it again."""
         self.cache.drop(self.key(version), reason)
 
-    def holds(self, version: PublishedVersion) -> bool:
+    def holds(self, ref: VersionRef) -> bool:
         """True when the version's entry is in memory now."""
-        key = self.key(version)
-        return any(listed.key == key for listed in self.cache.entries())
+        return self.cache.holds(self.key_of(ref))
 
     def held(self) -> frozenset[str]:
         """Digests of the versions whose jobs find an entry in memory now, and may use it.
@@ -160,9 +163,9 @@ class PrefixService:
         stats = self.cache.stats()
         return stats.bytes + per_token * len(version.compiled.prefix_ids) <= stats.max_bytes
 
-    def forget(self, version: PublishedVersion, reason: str) -> None:
+    def forget(self, ref: VersionRef, reason: str) -> None:
         """Drop the version's entry from memory and disk, and what its first warming found."""
-        key = self.key(version)
+        key = self.key_of(ref)
         self.cache.drop(key, reason)
         if self.store is not None:
             self.store.remove(key)

@@ -43,8 +43,8 @@ class Presence:
         self._worker_id = worker_id
         self._describe = describe
         self._templates = templates
-        self._told: Mapping[str, TemplateState] = {}
-        self._revision = 0  # of what was told; 0: nothing yet
+        self._told: Mapping[str, TemplateState] | None = None  # None: what Redis has is not known
+        self._revision = 0  # of the last write, also of one that failed
         self._thread = Periodic("presence", self.report, interval_s=INTERVAL_S)
 
     def start(self) -> None:
@@ -66,45 +66,59 @@ class Presence:
     def report(self) -> None:
         """Write the description once."""
         body, templates = pack(self._describe()), self._templates()
-        changed = {a: state for a, state in templates.items() if self._told.get(a) != state}
-        gone = self._told.keys() - templates.keys()
-        revision = self._revision + bool(changed or gone or not self._revision)
         with errors_explained(self._settings):
-            now = self._client.time()[0]
-            if not self._write(now, body, changed, gone, revision):
-                self._write(now, body, templates, None, revision)
-        self._told, self._revision = templates, revision
+            pipe = self._client.pipeline(transaction=False)
+            pipe.time()
+            pipe.hget(keys.worker_templates(self._worker_id), REVISION)
+            time, there = pipe.execute(raise_on_error=False)
+            if isinstance(time, Exception):
+                raise time
+            # Of a write that fails nobody knows whether it was made: after it all is told again.
+            told, self._told = self._told, None
+            # Looked at before too, so that nobody reads what changed for all that there is.
+            known = told is not None and there == self._last
+            if not (known and self._write(time[0], body, templates, told)):
+                self._write(time[0], body, templates, None)
+        self._told = templates
+
+    @property
+    def _last(self) -> bytes:
+        """What stands under REVISION if Redis has all that was written."""
+        return b"%d" % self._revision
 
     def _write(
         self,
         now: int,
         body: bytes,
-        changed: Mapping[str, TemplateState],
-        gone: set[str] | None,
-        revision: int,
+        templates: Mapping[str, TemplateState],
+        told: Mapping[str, TemplateState] | None,
     ) -> bool:
-        """Write these fields, and remove `gone`, or with None all others.
+        """Write what differs from `told`, or with None all, and remove what is no more.
 
         False when Redis had not what this worker had told it: the worker was paused and it
         expired, or a replica took over that had less.
         """
-        key = keys.worker_templates(self._worker_id)
+        key, last, before = keys.worker_templates(self._worker_id), self._last, told or {}
+        changed = {a: state for a, state in templates.items() if before.get(a) != state}
+        gone = before.keys() - templates.keys()
+        # No number twice: of two writes under one, a replica that takes over may have the other.
+        self._revision += bool(told is None or changed or gone)
         pipe = self._client.pipeline(transaction=True)
-        if gone is None:
+        if told is None:
             pipe.delete(key)
         pipe.hget(key, REVISION)
         if gone:
             pipe.hdel(key, *gone)
         fields = {address: pack(state.to_dict()) for address, state in changed.items()}
-        pipe.hset(key, mapping={**fields, REVISION: revision})
+        pipe.hset(key, mapping={**fields, REVISION: self._revision})
         pipe.expire(key, EXPIRES_S)
         pipe.set(keys.worker(self._worker_id), body, ex=EXPIRES_S)
         pipe.zadd(keys.WORKERS, {self._worker_id: now})
         pipe.zremrangebyscore(keys.WORKERS, "-inf", now - 10 * EXPIRES_S)
-        there, *others = pipe.execute(raise_on_error=gone is None)
-        if gone is None or isinstance(there, ResponseError):  # it was overwritten with another type
-            return gone is None
+        there, *others = pipe.execute(raise_on_error=told is None)
+        if told is None or isinstance(there, ResponseError):  # overwritten with another type
+            return told is None
         for reply in others:
             if isinstance(reply, Exception):
                 raise reply
-        return bool(there == (b"%d" % self._revision if self._revision else None))
+        return bool(there == last)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from contract.errors import RedisRefused, RedisUnreachable
 from contract.ids import TemplateAddress
 from contract.logs import get_logger
+from contract.types import VersionRef
 from templates.version import PublishedVersion
 from worker.catalog import Served
 from worker.options import Warm
@@ -22,7 +23,9 @@ log = get_logger(__name__)
 class Versions(Protocol):
     """The templates that are served, by label and number; `worker.catalog.Catalog` is one."""
 
-    def labels(self, served: Served) -> dict[str, PublishedVersion]: ...
+    def labels(self, served: Served) -> Mapping[str, VersionRef]: ...
+
+    def read(self, ref: VersionRef) -> PublishedVersion | None: ...
 
     def version(self, tenant: str, template: str, number: int) -> PublishedVersion | None: ...
 
@@ -46,7 +49,7 @@ class Warming:
         self._prefixes = prefixes
         self._warmer = warmer
         self._recent = recent
-        self._pinned: dict[PrefixKey, PublishedVersion] = {}
+        self._pinned: dict[PrefixKey, VersionRef] = {}
         self._refused: set[PrefixKey] = set()  # told once, until there is room
         self._full = False
 
@@ -74,8 +77,11 @@ class Warming:
         return frozenset(key.digest for key in list(self._pinned))
 
     def _labelled(self, served: Served) -> Iterable[PublishedVersion]:
-        by_number = {v.ref.version: v for v in self._versions.labels(served).values()}
-        return by_number.values()
+        """What labels point to and was not tried yet: the others are not read again each time."""
+        for ref in dict.fromkeys(self._versions.labels(served).values()):
+            version = None if self._warmer.tried(ref) else self._versions.read(ref)
+            if version is not None:
+                yield version
 
     def _used(self, served: set[tuple[str, str]]) -> Iterable[PublishedVersion]:
         try:
@@ -94,7 +100,7 @@ class Warming:
     def _fill(self, versions: Iterable[PublishedVersion]) -> None:
         """One after the other, until the next would push out one that was filled before."""
         for version in versions:
-            if self._warmer.tried(version) or not version.compiled.prefix_ids:
+            if self._warmer.tried(version.ref) or not version.compiled.prefix_ids:
                 continue
             if not self._prefixes.room_for(version):
                 if not self._full:
@@ -112,35 +118,43 @@ class Warming:
         if not self._pins:
             return
         wanted = {
-            self._prefixes.key(version): version
+            self._prefixes.key_of(ref): ref
             for served in serving
             if any(pin.names(served.tenant, served.template) for pin in self._pins)
-            for label, version in self._versions.labels(served).items()
+            for label, ref in self._versions.labels(served).items()
             if any(pin.wants(served.tenant, served.template, label) for pin in self._pins)
-            and version.compiled.prefix_ids
         }
         for key in self._pinned.keys() - wanted.keys():
             self._prefixes.cache.unpin(key)
-            log.info("version_unpinned", version=str(self._pinned.pop(key).ref))
+            log.info("version_unpinned", version=str(self._pinned.pop(key)))
         self._refused &= wanted.keys()
-        for key, version in wanted.items():
-            self._keep(key, version)
+        for key, ref in wanted.items():
+            if self._may_change(key, ref) and (version := self._versions.read(ref)) is not None:
+                self._keep(key, version)
+
+    def _may_change(self, key: PrefixKey, ref: VersionRef) -> bool:
+        """False for a pin that stays as it is, whose version need not be read each time."""
+        if key in self._pinned:
+            return self._warmer.due(ref)  # it may have been dropped as spoilt
+        if key in self._refused:
+            return self._prefixes.holds(ref) or self._warmer.due(ref)
+        return True
 
     def _keep(self, key: PrefixKey, version: PublishedVersion) -> None:
         if key in self._pinned:
-            self._warmer.keep_warm(version)  # it may have been dropped as spoilt
+            self._warmer.keep_warm(version)
             return
         # Before it is filled: it must not be evicted between the two.
         self._prefixes.cache.pin(key)
         self._warmer.keep_warm(version)
         report = self._prefixes.report(version)
-        held = self._prefixes.holds(version)
+        held = self._prefixes.holds(version.ref)
         if version.spec.samples and not (held and report is not None and report.parity.ok):
             self._prefixes.cache.unpin(key)
             self._refuse(key, version)
             return
         self._refused.discard(key)
-        self._pinned[key] = version  # without samples: held from its first job on
+        self._pinned[key] = version.ref  # without samples: held from its first job on
         log.info("version_pinned", version=str(version.ref), nbytes=report.nbytes if report else 0)
 
     def _refuse(self, key: PrefixKey, version: PublishedVersion) -> None:

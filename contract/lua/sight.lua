@@ -11,7 +11,7 @@
 -- ARGV[8]  kombu's priorities beside 0, between spaces
 -- ARGV[9..]  a template's name, and the models it has versions for (12 hex digits), between spaces
 --
--- Returns JSON: {now, held, running, running_seen, templates: {name: {waiting, waiting_seen, overdue,
+-- Returns JSON: {now, held, max_running (absent without one), running, running_seen, templates: {name: {waiting, waiting_seen, overdue,
 -- models: {model: {waiting, delayed, oldest_s, running, late, messages, flow: {span: {in, out, busy}}}}}}}.
 -- Below a model only those of the `seen` are counted whose records are as they should be.
 --
@@ -24,6 +24,10 @@ local tenant, queues = ARGV[1], ARGV[2]
 -- First of all what only workers and operators may read: a tenant's users can call this function, and
 -- what of it they may do is refused here, before any of its work.
 local held = redis.call('ZCARD', tenant .. 'held')
+
+-- An error, of a key that is no hash, is no number either.
+local limit = redis.pcall('HGET', tenant .. 'limits', 'max_running')
+local max_running = type(limit) == 'string' and tonumber(limit) or nil
 
 local function at_most(limit, arg) return math.min(limit, tonumber(arg)) end
 
@@ -147,6 +151,7 @@ end
 return cjson.encode({
   now = now_text,
   held = held,
+  max_running = max_running,
   running = redis.call('ZCARD', tenant .. 'running'),
   running_seen = #seen / 2,
   templates = templates,

@@ -321,7 +321,7 @@ def test_a_wholly_retired_template_is_dropped_and_comes_back(
     retire_all(registry, "acme/triage")
     assert addresses(catalog) == ["acme/tagging"]
     [dropped] = catalog.dropped()
-    assert [version.ref.version for version in catalog.retired(dropped)] == [1]
+    assert [ref.version for ref in catalog.retired(dropped)] == [1]
     registry.retire("acme", "triage", 1, undo=True)
     assert addresses(catalog) == ["acme/tagging", "acme/triage"]
     assert catalog.dropped() == []
@@ -397,10 +397,11 @@ def test_labels_and_versions_of_a_served_template(
     catalog = make_catalog()
     (served,) = catalog.refresh()
     labels = catalog.labels(served)
-    assert {label: version.ref for label, version in labels.items()} == {
-        "production": first,
-        "canary": second,
-    }
+    assert labels == {"production": first, "canary": second}
+    for ref in (first, second):
+        version = catalog.read(ref)
+        assert version is not None
+        assert version.ref == ref
     numbered = [catalog.version("acme", "triage", number) for number in (1, 2, 3, 4)]
     assert [version and version.ref for version in numbered] == [first, second, None, None]
     assert catalog.version("acme", "nothing", 1) is None

@@ -12,7 +12,7 @@ from contract import keys
 from contract.codec import pack
 from contract.errors import RedisRefused, RedisUnreachable
 from contract.ids import new_job_id
-from contract.job_store import JobStore
+from contract.job_store import JobStore, TenantLimits
 from contract.load import (
     KEPT_S,
     LEAST_RECORDS,
@@ -27,6 +27,7 @@ from contract.load import (
     Sight,
     _share,
 )
+from contract.records import RedisJobStore
 from contract.redis_client import connect
 from contract.settings import Settings
 from contract.types import Job, JobState, VersionRef
@@ -98,6 +99,18 @@ def test_each_state_is_counted(rig: Rig, reader: LoadReader) -> None:
     assert (ours.late, ours.oldest_s < 10) == (0, True)
     assert (other.model, other.waiting, other.recent.arrived) == ("b" * 12, 1, 1)
     assert not ours.estimated
+
+
+def test_what_a_tenant_may_run_is_seen(
+    rig: Rig, reader: LoadReader, client: Any, settings: Settings
+) -> None:
+    """None without a limit, and where the key is damaged."""
+    submit(rig)
+    assert one(reader).max_running is None
+    RedisJobStore(client, settings).set_limits("acme", TenantLimits(max_running=3))
+    assert one(reader).max_running == 3
+    client.set(keys.limits("acme"), "x")
+    assert one(reader).max_running is None
 
 
 def test_service_time_is_from_claim_to_end(rig: Rig, reader: LoadReader, client: Any) -> None:

@@ -16,13 +16,14 @@ from contract.redis_client import Client, connect
 from contract.settings import Settings
 from contract.types import JobError
 from contract.users import WORKER, RedisUser, Role
+from contract.worker_reports import REVISION
 from local.redis_server import EmbeddedRedis
 from producer.client import Producer
 from templates.reading import RegistryReader
 from templates.rollouts.plain import MAX_TEXT_BYTES
 from tests.support.answering import Answering
 from tests.support.logins import refusals
-from tests.support.page_data import TEMPLATES, PageData
+from tests.support.page_data import TEMPLATES, PageData, worker_report
 from tests.support.page_server import page_app, page_server, reader_of
 from tests.support.published import COMPILED, MODEL, make_spec
 from tests.support.two_tenants import ACME, GLOBEX, TwoTenants, two_tenants
@@ -87,6 +88,31 @@ def test_what_is_there(page: TestClient, data: PageData, settings: Settings) -> 
     for words in ("Version", "50 % on 3", "inconclusive", "shorter answers", "mira@acme"):
         assert words in rollout, words
     assert "failures" in rollout
+
+
+def test_only_so_many_prefixes_are_listed(page: TestClient, client: Client) -> None:
+    """Workers may hold thousands, and each browser is sent its page every two seconds."""
+    for worker_id in ("w1", "w2"):
+        report = worker_report(worker_id)
+        version = report["versions"][0]
+        parts: dict[Any, Any] = {
+            f"acme/t{n:04}": pack(
+                {
+                    "served": True,
+                    "versions": [{**version, "version": f"acme/t{n:04}@1", "cached": n >= 600}],
+                }
+            )
+            for n in range(1200)
+        }
+        client.set(keys.worker(worker_id), pack(report))
+        client.hset(keys.worker_templates(worker_id), mapping={REVISION: 1, **parts})
+        client.zadd(keys.WORKERS, {worker_id: 1})
+    shown = _get(page, "/workers")
+    assert shown.count('data-key="acme/t') == 1000
+    assert shown.count("500 of 1,200, those in memory first") == 2
+    assert "acme/t0600@1" in shown
+    assert "acme/t0599@1" not in shown
+    assert len(shown) < 500_000
 
 
 def test_filters_of_jobs(page: TestClient, data: PageData) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from redis.client import Pipeline
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
 from contract.codec import pack
@@ -15,7 +17,7 @@ from contract.errors import RedisUnreachable
 from contract.redis_client import connect
 from contract.settings import Settings
 from contract.types import VersionRef
-from contract.worker_reports import EXPIRES_S, list_workers
+from contract.worker_reports import EXPIRES_S, REVISION, list_workers
 from tests.support.tcp import closed_port_url
 from worker import presence as presence_module
 from worker.description import TemplateState, VersionState
@@ -158,6 +160,100 @@ def test_what_redis_lost_is_told_again(
     [report] = list_workers(client, settings)
     assert report["templates"] == sorted(states)
     assert len(report["versions"]) == 4
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["not made", "made, its reply lost"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_write_that_fails_is_no_word_of_what_is_there(
+    client: Any,
+    settings: Settings,
+    worker_client: Any,
+    make_presence: MakePresence,
+    monkeypatch: pytest.MonkeyPatch,
+    nth: int,
+    made: bool,
+) -> None:
+    """What expired while Redis was away is told whole, however often it goes away meanwhile."""
+    states = {f"acme/t{n}": state() for n in range(3)}
+    presence, key = make_presence("w1", templates=lambda: dict(states)), keys.worker_templates("w1")
+    presence.report()
+    # In the middle of the write: it was there when the worker looked.
+    writes = []
+    execute = Pipeline.execute
+
+    def interrupted(pipe: Any, **options: Any) -> Any:
+        if pipe.command_stack[-1][0][0] == "ZREMRANGEBYSCORE":
+            writes.append(pipe)
+            if len(writes) == 1:
+                client.delete(key)
+            if len(writes) == nth:
+                if made:
+                    execute(pipe, **options)
+                raise RedisConnectionError("gone")
+        return execute(pipe, **options)
+
+    monkeypatch.setattr(Pipeline, "execute", interrupted)
+    with pytest.raises(RedisUnreachable):
+        presence.report()
+    presence.report()
+    [report] = list_workers(client, settings)
+    assert report["templates"] == sorted(states)
+    assert len(report["versions"]) == 3
+
+
+def test_nobody_reads_a_part_for_the_whole(
+    client: Any,
+    settings: Settings,
+    make_presence: MakePresence,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Templates that expired come back all at once: rollouts are ended over workers that serve
+    none."""
+    states = {f"acme/t{n}": state() for n in range(3)}
+    presence = make_presence("w1", templates=lambda: dict(states))
+    presence.report()
+    client.delete(keys.worker("w1"), keys.worker_templates("w1"))
+    states["acme/t1"] = state(pinned=True)
+    seen: list[Any] = []
+    execute = Pipeline.execute
+
+    def followed(pipe: Any, **options: Any) -> Any:
+        replies = execute(pipe, **options)
+        with monkeypatch.context() as plain:
+            plain.setattr(Pipeline, "execute", execute)
+            seen.extend(report["templates"] for report in list_workers(client, settings))
+        return replies
+
+    with monkeypatch.context() as context:
+        context.setattr(Pipeline, "execute", followed)
+        presence.report()
+    assert seen == [sorted(states)]
+
+
+def test_no_revision_stands_for_two_contents(
+    client: Any, make_presence: MakePresence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that took over with another write of the same number would not be told again."""
+    states = {"acme/t0": state()}
+    presence, key = make_presence("w1", templates=lambda: dict(states)), keys.worker_templates("w1")
+    presence.report()
+    states["acme/t1"] = state()
+    execute = Pipeline.execute
+
+    def reply_lost(pipe: Any, **options: Any) -> Any:
+        replies = execute(pipe, **options)
+        if len(replies) > 2:  # the write
+            raise RedisConnectionError("gone")
+        return replies
+
+    with monkeypatch.context() as context:
+        context.setattr(Pipeline, "execute", reply_lost)
+        with pytest.raises(RedisUnreachable):
+            presence.report()
+    first = client.hget(key, REVISION)
+    states["acme/t2"] = state()
+    presence.report()
+    assert client.hget(key, REVISION) != first
 
 
 def test_damage_of_one_workers_templates_hides_nothing_else(

@@ -144,6 +144,11 @@ class PrefixCache:
             self._remove(key, reason)
             return True
 
+    def holds(self, key: PrefixKey) -> bool:
+        """True when the key's entry is in the map now."""
+        with self._lock:
+            return key in self._slots
+
     def entries(self) -> tuple[Listed, ...]:
         """What is in the map, least recently used first."""
         with self._lock:

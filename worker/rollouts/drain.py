@@ -49,19 +49,15 @@ class Drain:
         retired = self._catalog.retired(served)
         gone = self._gone.setdefault((served.tenant, served.template), set())
         # One that was brought back may be stored again: retired anew, it has to go anew.
-        gone &= {version.ref.digest for version in retired}
+        gone &= {ref.digest for ref in retired}
         # A job that was revived may have brought one back into memory.
-        kept = [
-            version
-            for version in retired
-            if version.ref.digest not in gone or self._prefixes.holds(version)
-        ]
+        kept = [ref for ref in retired if ref.digest not in gone or self._prefixes.holds(ref)]
         if not kept:
             return 0
         pinned = self._store.pinned(served.tenant, served.template)
-        done = [version for version in kept if not pinned.get(version.ref.version)]
-        for version in done:
-            self._prefixes.forget(version, "retired")
-            gone.add(version.ref.digest)
-            log.info("version_dropped", version=str(version.ref), digest=version.ref.digest)
+        done = [ref for ref in kept if not pinned.get(ref.version)]
+        for ref in done:
+            self._prefixes.forget(ref, "retired")
+            gone.add(ref.digest)
+            log.info("version_dropped", version=str(ref), digest=ref.digest)
         return len(done)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import PrefillqError
 from contract.logs import get_logger
+from contract.types import VersionRef
+from contract.worker_reports import is_warm
 from templates.fill import fill
 from templates.rollouts.rollout import Finding, Outcome
 from templates.version import PublishedVersion
@@ -20,7 +22,6 @@ if TYPE_CHECKING:  # needs torch, which a fake engine does without
 
 log = get_logger(__name__)
 
-_EQUAL = ("identical", "within_tolerance")  # else its jobs run uncached there
 AGAIN_S = 30.0  # what could not be warmed, or was evicted, is tried again after this
 
 
@@ -71,11 +72,7 @@ def warmth_of(reports: Iterable[Mapping[str, Any]], version: PublishedVersion) -
 
 def _holds(report: Mapping[str, Any], digest: str) -> bool:
     return any(
-        isinstance(listed, Mapping)
-        and listed.get("digest") == digest
-        and listed.get("cached") is True
-        and listed.get("parity") in _EQUAL
-        for listed in _list(report, "versions")
+        is_warm(listed) and listed.get("digest") == digest for listed in _list(report, "versions")
     )
 
 
@@ -99,21 +96,25 @@ class Warmer:
         self._clock = clock
         self._tried: dict[str, float] = {}  # digest -> when
 
-    def tried(self, version: PublishedVersion) -> bool:
+    def tried(self, ref: VersionRef) -> bool:
         """True when this version was to be warmed before, whatever came of it."""
-        return version.ref.digest in self._tried
+        return ref.digest in self._tried
+
+    def due(self, ref: VersionRef) -> bool:
+        """True when `keep_warm` would warm this version now."""
+        if self._prefixes.holds(ref):
+            return False
+        tried_at = self._tried.get(ref.digest)
+        return tried_at is None or self._clock() - tried_at >= AGAIN_S
 
     def warm_once(self, version: PublishedVersion) -> None:
         """What was evicted or refused later is its jobs' business."""
-        if not self.tried(version):
+        if not self.tried(version.ref):
             self._warm(version)
 
     def keep_warm(self, version: PublishedVersion) -> None:
         """Warm it now and whenever it is gone again."""
-        if self._prefixes.holds(version):
-            return
-        tried_at = self._tried.get(version.ref.digest)
-        if tried_at is None or self._clock() - tried_at >= AGAIN_S:
+        if self.due(version.ref):
             self._warm(version)
 
     def _warm(self, version: PublishedVersion) -> None:

@@ -74,6 +74,20 @@ def test_more_slots_or_patience_need_no_more(
     assert advise(asked, replace(goal, wait_s=goal.wait_s + patience)).replicas <= before
 
 
+@pytest.mark.parametrize(
+    ("most", "expected"), [(None, 25), (0, 1), (3, 1), (4, 1), (10, 3), (100, 25), (10_000, 25)]
+)
+def test_no_more_than_may_run_at_once_fill(most: int | None, expected: int) -> None:
+    """What a tenant's max_running holds back waits however many workers there are."""
+    asked = demand(waiting=1000, running=2, most_running=most)
+    advice = advise(asked, Goal(wait_s=10.0))
+    assert (advice.replicas, advice.for_backlog) == (expected, 25)
+    assert advice.because == ("backlog" if expected == 25 else "max_running")
+    # It was lowered: those that run have their slots.
+    assert replicas(Goal(wait_s=1.0), waiting=1000, running=40, most_running=4) == 10
+    assert advise(asked, Goal(wait_s=10.0, minimum=30)).replicas == 30
+
+
 @given(goals, st.floats(0, 60) | st.none(), st.integers(0, 50))
 def test_nothing_to_do_is_the_minimum(goal: Goal, service_s: float | None, live: int) -> None:
     """Scale to zero where that is 0, whatever is there now."""

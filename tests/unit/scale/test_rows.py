@@ -31,7 +31,10 @@ def report(**changes: Any) -> dict[str, Any]:
         "draining": False,
         "engine": "shared",
         "templates": ["acme/notes"],
-        "versions": [{"digest": "d1", "cached": True}, {"digest": "d2", "cached": False}],
+        "versions": [
+            {"digest": "d1", "cached": True, "parity": "identical"},
+            {"digest": "d2", "cached": False, "parity": "identical"},
+        ],
     }
     return told | changes
 
@@ -56,6 +59,29 @@ def test_workers_of_the_template_and_model_count() -> None:
     assert made.concurrency_known
 
 
+def test_limits_of_tenants_are_of_all_their_templates() -> None:
+    """A model's row has the sum of its tenants', if all have one, and none twice."""
+
+    def loads(globex: int | None) -> tuple[Any, ...]:
+        flow = Flow(seconds=60.0, ended=60, busy_s=60.0)
+        usual = replace(AGREED, waiting=1000, max_running=8, recent=flow)
+        return (
+            usual,
+            replace(usual, template="mail"),
+            replace(usual, tenant="globex", max_running=globex),
+        )
+
+    named = [
+        replace(NAMED, tenant=tenant, template=template)
+        for tenant, template in (("acme", "notes"), ("acme", "mail"), ("globex", "notes"))
+    ]
+    for globex, model, single in ((16, 6, 4), (None, 75, 25)):
+        sight = Sight(now=0.0, loads=loads(globex), workers=(report(),), unacked=0)
+        rows = rows_of(sight, named, GOAL, Assumed(concurrency=4))
+        assert [made.desired for made in rows.templates] == [2, 2, single]
+        assert [made.desired for made in rows.models] == [model]
+
+
 def test_a_model_without_a_version_in_use_is_said_to_be_retired() -> None:
     """By name, in its row and in its model's, and no worker is wanted where nothing waits."""
     idle = replace(AGREED, waiting=0, running=0, recent=Flow(seconds=60.0), kept=Flow(seconds=60.0))
@@ -76,6 +102,9 @@ def test_warm_is_per_labelled_version() -> None:
     assert row(report(), report(versions=[])).warm == {"1": 1, "2": 0, "3": 2}
     assert row(report(engine="uncached", versions=[])).warm == {"1": 1, "2": 1, "3": 1}
     assert row(report(draining=True)).warm == {"1": 0, "2": 0, "3": 0}
+    uncached = {"digest": "d1", "cached": True, "parity": "different"}
+    close = {**uncached, "parity": "within_tolerance"}
+    assert row(report(versions=[uncached]), report(versions=[close])).warm["1"] == 1
 
 
 def test_service_time_of_the_window_or_of_longer_ago() -> None:

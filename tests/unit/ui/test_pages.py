@@ -188,8 +188,13 @@ def _all() -> dict[str, Shown]:
         ),
         **{
             name: Shown(template=f"{name}.html", title=HOSTILE, words=base)
-            for name in ("queues", "workers", "rollouts", "tenants")
+            for name in ("queues", "rollouts", "tenants")
         },
+        "workers": Shown(
+            template="workers.html",
+            title=HOSTILE,
+            words={**base, "held": [worker["versions"] for worker in look.workers or ()]},
+        ),
         "jobs": Shown(
             template="jobs.html",
             title="",

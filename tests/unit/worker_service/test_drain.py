@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from contract.types import JobState
+from contract.types import JobState, VersionRef
 from templates.version import PublishedVersion
 from worker.catalog import Served
 from worker.rollouts.drain import Drain
@@ -22,8 +22,8 @@ class FakeCatalog:
     def __init__(self) -> None:
         self.versions: list[PublishedVersion] = []
 
-    def retired(self, served: Served) -> list[PublishedVersion]:
-        return [v for v in self.versions if v.ref.template == served.template]
+    def retired(self, served: Served) -> list[VersionRef]:
+        return [v.ref for v in self.versions if v.ref.template == served.template]
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def test_a_retired_version_leaves_memory_with_its_reason(
     assert [line["digest"] for line in lines if line["event"] == "version_dropped"] == [
         stack.version.ref.digest
     ]
-    assert not stack.prefixes.holds(stack.version)
-    assert stack.prefixes.holds(other)
+    assert not stack.prefixes.holds(stack.version.ref)
+    assert stack.prefixes.holds(other.ref)
     assert stack.prefixes.cache.stats().evictions == {"retired": 1}
     assert [warm.ref for warm in stack.prefixes.warm_versions()] == [other.ref]
 
@@ -79,14 +79,14 @@ def test_a_version_with_an_unfinished_job_stays(
     if state is JobState.RUNNING:
         stack.store.claim(job_id, "elsewhere", 60.0)
     assert drain.look(SERVING) == 0
-    assert stack.prefixes.holds(stack.version)
+    assert stack.prefixes.holds(stack.version.ref)
     if state is JobState.QUEUED:
         assert stack.runner.run(job_id).cache.state == "hit"
     else:
         stack.clock.now += 61
         stack.runner.run(job_id)
     assert drain.look(SERVING) == 1
-    assert not stack.prefixes.holds(stack.version)
+    assert not stack.prefixes.holds(stack.version.ref)
 
 
 def test_a_version_that_a_revived_job_brought_back_goes_again(
@@ -97,9 +97,9 @@ def test_a_version_that_a_revived_job_brought_back_goes_again(
     catalog.versions = [stack.version]
     assert drain.look(SERVING) == 1
     assert stack.runner.run(stack.submit("late")).status is JobState.SUCCEEDED
-    assert stack.prefixes.holds(stack.version)
+    assert stack.prefixes.holds(stack.version.ref)
     assert drain.look(SERVING) == 1
-    assert not stack.prefixes.holds(stack.version)
+    assert not stack.prefixes.holds(stack.version.ref)
 
 
 def test_what_lies_on_disk_goes_too(stack: Any, catalog: FakeCatalog, drain: Drain) -> None:
@@ -179,7 +179,7 @@ def test_a_job_that_meets_the_drop_runs_uncached(stack: Any) -> None:
     with stack.prefixes.cache.lease(
         key, lambda: stack.prefixes._build(key, stack.version, ids)
     ) as held:
-        stack.prefixes.forget(stack.version, "retired")
+        stack.prefixes.forget(stack.version.ref, "retired")
         served = stack.prefixes._verified(key, held.entry, "hit", ids, 0.0)
     assert (served.entry, served.cache.reason) == (None, "forgotten")
 

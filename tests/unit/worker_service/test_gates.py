@@ -77,7 +77,7 @@ def test_a_good_version_passes_every_gate(make_stack: Any) -> None:
     tried = [request for request in stack.engine.requests if request.generation.greedy]
     entries = [request.entry is not None for request in tried[-6:]]
     assert entries == [True, False] * 3
-    assert stack.prefixes.holds(canary)
+    assert stack.prefixes.holds(canary.ref)
 
 
 def test_a_version_without_samples_is_inconclusive(make_stack: Any) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
 
 from contract.errors import RedisRefused
 from contract.ids import TemplateAddress, parse_address
+from contract.types import VersionRef
 from templates.version import PublishedVersion
 from worker.catalog import Served
 from worker.options import Warm
@@ -25,6 +27,7 @@ class Templates:
     def __init__(self) -> None:
         self.by_label: dict[tuple[str, str], dict[str, PublishedVersion]] = {}
         self.serving: list[Served] = []
+        self.reads: list[VersionRef] = []
 
     def add(self, version: PublishedVersion, label: str = "production") -> None:
         address = (version.ref.tenant, version.ref.template)
@@ -34,8 +37,14 @@ class Templates:
             )
         self.by_label.setdefault(address, {})[label] = version
 
-    def labels(self, served: Served) -> dict[str, PublishedVersion]:
-        return self.by_label[served.tenant, served.template]
+    def labels(self, served: Served) -> dict[str, VersionRef]:
+        found = self.by_label[served.tenant, served.template]
+        return {label: version.ref for label, version in found.items()}
+
+    def read(self, ref: VersionRef) -> PublishedVersion | None:
+        self.reads.append(ref)
+        found = self.by_label[ref.tenant, ref.template].values()
+        return next(version for version in found if version.ref == ref)
 
     def version(self, tenant: str, template: str, number: int) -> PublishedVersion | None:
         found = self.by_label.get((tenant, template), {}).values()
@@ -74,7 +83,7 @@ class Bench:
         return sorted(
             served.template
             for served in self.templates.serving
-            if any(self.stack.prefixes.holds(v) for v in self.templates.labels(served).values())
+            if any(self.stack.prefixes.holds(ref) for ref in self.templates.labels(served).values())
         )
 
     def run(self, version: PublishedVersion) -> None:
@@ -267,6 +276,41 @@ def test_a_pinned_version_that_was_dropped_as_spoilt_is_filled_again(
     assert [one.pinned for one in bench.stack.prefixes.cache.entries()] == [True]
 
 
+@pytest.mark.parametrize(("pins", "warm"), [(["acme/*"], "none"), ([], "all")])
+def test_what_stays_as_it_is_is_not_read_again(
+    make_bench: Callable[..., Bench], pins: list[str], warm: Warm
+) -> None:
+    """A thousand versions are more than a worker keeps of the registry: each look would read all
+    of them from Redis."""
+    bench = make_bench(room=2.5)
+    for name in ("a", "b", "c"):
+        bench.add(name)
+    warming = bench.warming(*pins, warm=warm)
+    warming.start(bench.templates.serving)
+    bench.templates.reads.clear()
+    for _ in range(3):
+        warming.keep_up(bench.templates.serving)
+    # `--warm all` looks whether there is room for the next one by now.
+    assert [ref.template for ref in bench.templates.reads] == ([] if pins else ["c"] * 3)
+
+
+def test_pins_are_looked_at_without_listing_the_cache_for_each(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a thousand pins that took seconds of each look, every two seconds."""
+    bench = make_bench()
+    for name in ("a", "b", "c"):
+        bench.add(name)
+    warming = bench.warming("acme/*")
+    listed = Mock(wraps=bench.stack.prefixes.cache.entries)
+    with monkeypatch.context() as context:
+        context.setattr(bench.stack.prefixes.cache, "entries", listed)
+        warming.start(bench.templates.serving)
+        warming.keep_up(bench.templates.serving)
+    assert not listed.called
+    assert bench.held() == ["a", "b", "c"]
+
+
 # --- what the preference of queues goes by
 
 
@@ -281,7 +325,7 @@ def test_held_follows_the_cache(make_bench: Callable[..., Bench]) -> None:
     assert prefixes.held() is prefixes.held()
     bench.run(second)
     assert prefixes.held() == {second.ref.digest}
-    prefixes.forget(second, "retired")
+    prefixes.forget(second.ref, "retired")
     assert prefixes.held() == set()
 
 
