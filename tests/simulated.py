@@ -10,7 +10,7 @@ from submit to claim. Each run is simulated twice: `replayed` from the workers' 
 that were drawn, with nothing of the run itself. Rounds of all loads come in turn, so that a change
 of the machine meets all of them.
 
-With `--cold` there are rounds whose workers are started when the first job comes, and load twelve
+With `--cold` there are rounds whose workers are started when the first job comes, and load eight
 prefixes while more jobs come.
 """
 

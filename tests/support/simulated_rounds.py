@@ -54,13 +54,13 @@ def warm(utilisation: float) -> Kind:
     )
 
 
-# Each worker loads twelve prefixes, two at once, while jobs of all of them come.
+# Each worker loads eight prefixes, two at once, while jobs of all of them come.
 COLD = Kind(
     name="cold",
-    templates={f"cold-{n:02}": (0.3 + n / 50, 1) for n in range(12)},
+    templates={f"cold-{n:02}": (0.3 + n / 50, 1) for n in range(8)},
     slots=4,
     utilisation=0.7,
-    prefix_s=0.8,
+    prefix_s=0.7,
     cold=True,
 )
 
@@ -108,21 +108,26 @@ def run(
     rounds: int,
     jobs: int,
     seed: int,
+    predict: bool = True,
     tokenizer_from: Path | None = None,  # a model's folder; by default the default model's
 ) -> list[Round]:
-    """Rounds of all kinds in turn, after one more of each, from which the first is predicted."""
+    """Rounds of all kinds in turn, after one more of each, from which the first is predicted.
+
+    That one is saved where nothing is to be predicted; figures of predictions mean nothing then.
+    """
     with _rig(kinds, tokenizer_from) as rig:
         up = [rig.start(*_options(kind)) for kind in kinds[:1] if not kind.cold for _ in _PAIR]
         if up:
             _hold_all(rig.producer, kinds[0])
         found, before = list[Round](), dict[str, Trace]()
-        for number in range(rounds + 1):
+        for number in range(rounds + predict):
             for kind in kinds:
                 plan = _plan(kind, jobs, seed + number)
                 waits, trace = _real(rig, kind, plan, [] if kind.cold else up)
-                if kind.name in before:
-                    found.append(_round(kind, seed + number, plan, waits, trace, before[kind.name]))
+                earlier = before.get(kind.name) if predict else trace
                 before[kind.name] = trace
+                if earlier is not None:
+                    found.append(_round(kind, seed + number, plan, waits, trace, earlier))
         return found
 
 
