@@ -25,6 +25,7 @@ from report.sources import Reading, read_sources
 _OWN = tuple(stage for stage in STAGES if stage not in ("queue_s", "prefill_s"))
 _MOST_JOBS = 10_000_000  # about 100 bytes each
 _MOST_BATCH = 4096
+_MOST_STARTS = 100_000  # of workers; what further ones took is not looked at
 
 
 class NoTrace(PrefillqError):
@@ -132,7 +133,7 @@ def _add_other(trace: Trace, raw: bytes, names_of: dict[str, str]) -> None:
         return
     if data.get("event") == "worker_ready":
         seconds = _number(data.get("seconds"), 0, YEAR_S)
-        if seconds is not None:
+        if seconds is not None and len(trace.cold_starts_s) < _MOST_STARTS:
             trace.cold_starts_s.append(seconds)
     if "event" in data or "at" not in data:
         return

@@ -1,7 +1,7 @@
 """`prefillq scale --simulate` against two real worker processes.
 
     python -m tests.simulated [--rounds 5] [--jobs 150] [--utilisation 0.8 --utilisation 0.95]
-                              [--cold] [--json]
+                              [--cold] [--keep FOLDER] [--json]
 
 From a checkout. The workers are whole ones on an embedded Redis but for the model: their engine
 waits as long as a job's text says. Jobs come at random times that are drawn by the seed; waits are
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from statistics import median
 
 import click
@@ -42,6 +43,11 @@ _COLUMNS = (*_WAITS, "real_taken", "predicted_taken")
 )
 @click.option("--cold", is_flag=True, help="Also rounds with workers that start and load.")
 @click.option("--seed", default=1, show_default=True)
+@click.option(
+    "--keep",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder for the workers' logs, a file for each round.",
+)
 @json_option
 def main(
     *,
@@ -50,6 +56,7 @@ def main(
     utilisations: tuple[float, ...],
     cold: bool,
     seed: int,
+    keep: Path | None,
     as_json: bool,
 ) -> None:
     """Print waits of real runs and simulated ones, and how far they are apart.
@@ -57,7 +64,7 @@ def main(
     `slot s` is for how long a job has a slot, on average, with the time between two.
     """
     kinds = [*map(warm, utilisations), *([COLD] if cold else [])] or [warm(0.8), warm(0.95)]
-    found = run(kinds, rounds=rounds, jobs=jobs, seed=seed)
+    found = run(kinds, rounds=rounds, jobs=jobs, seed=seed, keep=keep)
     by_kind = {kind.name: [one for one in found if one.kind == kind.name] for kind in kinds}
     if as_json:
         emit_json(

@@ -15,10 +15,13 @@ pytestmark = pytest.mark.unrestricted("on a Redis of its own, with one user for 
 
 
 def test_waits_are_those_of_a_real_run(smollm2: ModelFolder) -> None:
-    """From the workers' own logs, at 95 % of the slots' time."""
-    found = run([warm(0.95)], rounds=3, jobs=50, seed=1, predict=False, tokenizer_from=smollm2.path)
+    """At 85 % of the slots' time, from the workers' own logs, and from the round before."""
+    found = run([warm(0.85)], rounds=3, jobs=50, seed=1, tokenizer_from=smollm2.path)
     assert min(one.real_p95_s for one in found) > 0.1
     assert_within(found)
+    # Where jobs took as long as in the round before, and this machine is the one that it was.
+    steady = [one for one in found if abs(one.predicted_taken_s / one.real_taken_s - 1) < 0.03]
+    assert not steady or abs(offs_of(steady)["predicted_p95_off"]) < 0.15, steady
 
 
 def test_so_are_those_of_workers_that_start_and_load(smollm2: ModelFolder) -> None:

@@ -22,10 +22,12 @@ from producer.handle import JobHandle
 from scale.simulate import Pool, simulate
 from scale.trace import Trace, read_trace
 from scale.workload import Work, Workload, workload
+from templates.compile import compile_template
 from templates.registry import Registry
+from templates.tokenizer import TemplateTokenizer
 from tests.support.fakes import FakeWorker, StartFake, fake_workers
 from tests.support.pretend import pretend_model
-from tests.support.templates import make_spec, publish
+from tests.support.templates import make_spec
 from worker.options import DEFAULT_MODEL
 
 _PAIR = ("one", "other")  # the workers
@@ -100,6 +102,7 @@ class _Coming:
 class _Rig:
     producer: Producer
     start: StartFake
+    folder: Path
 
 
 def run(
@@ -109,6 +112,7 @@ def run(
     jobs: int,
     seed: int,
     predict: bool = True,
+    keep: Path | None = None,  # a folder for what the workers log in each round
     tokenizer_from: Path | None = None,  # a model's folder; by default the default model's
 ) -> list[Round]:
     """Rounds of all kinds in turn, after one more of each, from which the first is predicted.
@@ -123,7 +127,10 @@ def run(
         for number in range(rounds + predict):
             for kind in kinds:
                 plan = _plan(kind, jobs, seed + number)
-                waits, trace = _real(rig, kind, plan, [] if kind.cold else up)
+                waits, log = _real(rig, kind, plan, [] if kind.cold else up)
+                path = (keep or rig.folder) / f"{kind.name}-{seed + number}.log"
+                path.write_bytes(log)
+                trace = read_trace([str(path)])
                 earlier = before.get(kind.name) if predict else trace
                 before[kind.name] = trace
                 if earlier is not None:
@@ -143,10 +150,12 @@ def _rig(kinds: Sequence[Kind], tokenizer_from: Path | None) -> Iterator[_Rig]:
         settings = base.model_copy(update={"redis_url": redis.url})
         with connect(settings) as client, Producer(settings) as producer:
             registry = Registry(client, settings)
-            for template in {template for kind in kinds for template in kind.templates}:
-                publish(registry, make_spec(template), model)
+            tokenizer = TemplateTokenizer.load(model.path)
+            for template in {template: None for kind in kinds for template in kind.templates}:
+                spec = make_spec(template)
+                registry.publish(spec, compile_template(spec, model, tokenizer), model)
             with fake_workers(settings, model.path, folder) as start:
-                yield _Rig(producer=producer, start=start)
+                yield _Rig(producer=producer, start=start, folder=folder)
 
 
 def _options(kind: Kind) -> list[str]:
@@ -175,7 +184,7 @@ def _plan(kind: Kind, jobs: int, seed: int) -> list[_Coming]:
 
 def _real(
     rig: _Rig, kind: Kind, plan: Sequence[_Coming], up: Sequence[FakeWorker]
-) -> tuple[list[float], Trace]:
+) -> tuple[list[float], bytes]:
     """Waits of all jobs, and what the workers logged; workers of their own unless some are up."""
     sizes = [worker.log_path.stat().st_size for worker in up]
     begun = time.perf_counter()
@@ -188,23 +197,21 @@ def _real(
             workers = [rig.start(*_options(kind), ready=False) for _ in _PAIR]
             sizes = [0 for _ in workers]
     waits = sorted(result.timings.queue_s for result in _results(rig.producer, handles))
-    trace = _logged(workers, sizes, len(plan))
+    log = _logged(workers, sizes, len(plan))
     for worker in workers[len(up) :]:
         worker.stop()
-    return waits, trace
+    return waits, log
 
 
-def _logged(workers: Sequence[FakeWorker], sizes: Sequence[int], jobs: int) -> Trace:
+def _logged(workers: Sequence[FakeWorker], sizes: Sequence[int], jobs: int) -> bytes:
     """What the workers have logged since their logs had these sizes: all of these jobs."""
     ends = time.monotonic() + 10.0
     while True:
-        with tempfile.NamedTemporaryFile(suffix=".log") as lines:
-            for worker, size in zip(workers, sizes, strict=True):
-                lines.write(worker.log_path.read_bytes()[size:])
-            lines.flush()
-            trace = read_trace([lines.name])
-        if len(trace.jobs) == jobs or time.monotonic() > ends:
-            return trace
+        lines = b"".join(
+            worker.log_path.read_bytes()[size:] for worker, size in zip(workers, sizes, strict=True)
+        )
+        if lines.count(b'"job_finished"') >= jobs or time.monotonic() > ends:
+            return lines
         time.sleep(0.1)
 
 
