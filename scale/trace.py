@@ -23,7 +23,7 @@ from report.sources import Reading, read_sources
 
 # Of a job's stages, those that are its own.
 _OWN = tuple(stage for stage in STAGES if stage not in ("queue_s", "prefill_s"))
-_MOST_JOBS = 10_000_000  # about 100 bytes each
+_MOST_JOBS = 5_000_000  # about 650 bytes each, with what is measured of them
 _MOST_BATCH = 4096
 _MOST_STARTS = 100_000  # of workers; what further ones took is not looked at
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unrestricted("on a Redis of its own, with one user for 
 
 def test_waits_are_those_of_a_real_run(smollm2: ModelFolder) -> None:
     """At 85 % of the slots' time, from the workers' own logs, and from the round before."""
-    found = run([warm(0.85)], rounds=3, jobs=50, seed=1, tokenizer_from=smollm2.path)
+    found = run([warm(0.85)], rounds=3, jobs=40, seed=1, tokenizer_from=smollm2.path)
     assert min(one.real_p95_s for one in found) > 0.1
     assert_within(found)
     # Where jobs took as long as in the round before, and this machine is the one that it was.
@@ -26,7 +26,7 @@ def test_waits_are_those_of_a_real_run(smollm2: ModelFolder) -> None:
 
 def test_so_are_those_of_workers_that_start_and_load(smollm2: ModelFolder) -> None:
     """Jobs come while both workers start, and each loads all of eight prefixes."""
-    found = run([COLD], rounds=3, jobs=50, seed=1, predict=False, tokenizer_from=smollm2.path)
+    found = run([COLD], rounds=3, jobs=40, seed=1, predict=False, tokenizer_from=smollm2.path)
     assert_within(found)
     assert median(one.real_loads for one in found) > len(COLD.templates)
     assert median(abs(one.replayed_loads - one.real_loads) for one in found) <= 1, found

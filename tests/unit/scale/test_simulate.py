@@ -122,6 +122,14 @@ def test_a_free_slot_takes_a_job_after_a_moment() -> None:
     assert run(load, 1, 1, cold_starts_s=(3.0,)).wait_p50_s == 3.25
 
 
+def test_workers_do_not_split_the_templates_among_them() -> None:
+    """Each of two begins with the first name, and so both load both prefixes."""
+    load = load_of((0, 1), (0, 1), (0, 1), (0, 1), prefix_s=1.0, versions=1)
+    works = [replace(w, version=f"acme/{n % 2}@1") for n, w in enumerate(load.works)]
+    load = replace(load, works=works, prefix_s={work.version: 1.0 for work in works})
+    assert run(load, 2, 2, cold_starts_s=(1.0,)).cold_loads == 4
+
+
 def waiting(*addresses: str) -> Waiting:
     found = Waiting()
     for n, address in enumerate(addresses):
