@@ -84,6 +84,9 @@ def test_two_prefixes_are_loaded_at_once() -> None:
 def test_a_job_that_waits_for_a_prefix_slows_none_down() -> None:
     """The engine computes the prefix alone for 5 s, then both jobs at half pace."""
     assert run(load_of((0, 1), (0, 1), prefix_s=5.0, slowdown=1.0), 1, 2).span_s == 7.0
+    # A prefix of 4 s and another's job of 3 s at half pace until 6 s, the prefix's rest until 7.
+    load = load_of((0, 1), (0, 3), (0, 1), prefix_s=4.0, slowdown=1.0, versions=2)
+    assert run(replace(load, prefix_s={"acme/t@0": 4.0}), 1, 3).span_s == 9.0
 
 
 def test_each_worker_has_a_cold_start_of_its_own() -> None:
