@@ -78,6 +78,7 @@ class WarmedLine:
     address: str
     version: str
     prefill_s: float
+    parity_s: float = 0.0  # the check of a version's first time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +172,7 @@ def _job(data: dict[str, Any]) -> JobLine:
 
 def _warmed(data: dict[str, Any]) -> WarmedLine | None:
     address, _, version = _name(data, "version").partition("@")
-    prefill_s = data.get("prefill_s")
+    prefill_s, parity_s = data.get("prefill_s"), data.get("parity_s")
     if not (_is_number(prefill_s) and 0 < prefill_s <= YEAR_S):
         return None  # it came from disk
     return WarmedLine(
@@ -180,6 +181,7 @@ def _warmed(data: dict[str, Any]) -> WarmedLine | None:
         address=address,
         version=version,
         prefill_s=float(prefill_s),
+        parity_s=float(parity_s) if _is_number(parity_s) and parity_s <= YEAR_S else 0.0,
     )
 
 

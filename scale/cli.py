@@ -113,9 +113,8 @@ _MAX_REPLICAS = 100_000
 @option(
     "--cold-start",
     type=Duration(),
-    default="0s",
-    show_default=True,
-    help="For --simulate: from a worker's start, when the first job comes, to its first job.",
+    help="For --simulate: from a worker's start, when the first job comes, until it takes jobs; "
+    "default: what the log says of each worker, or 0s.",
 )
 @option(
     "--prefix-load",
@@ -148,7 +147,7 @@ def scale(
     namespace: str | None,
     simulate: tuple[str, ...],
     workers: tuple[int, ...],
-    cold_start: float,
+    cold_start: float | None,
     prefix_load: float,
     warm: bool,
     seed: int,
@@ -292,7 +291,7 @@ def _simulate(
     *,
     workers: Sequence[int],
     concurrency: int | None,
-    cold_start_s: float,
+    cold_start_s: float | None,
     prefix_s: float,
     service_s: float | None,
     warm: bool,
@@ -300,20 +299,22 @@ def _simulate(
     as_json: bool,
 ) -> None:
     from scale.simulate import Pool, simulate
-    from scale.trace import read_trace, workload
+    from scale.trace import read_trace
+    from scale.workload import workload
+
+    def wanted(version: str) -> bool:
+        return not targets or _wanted(version, targets)
 
     trace = read_trace(files)
-    if targets:
-        trace.jobs = [job for job in trace.jobs if _wanted(job.version, targets)]
-        if not trace.jobs:
-            raise InvalidInput("the trace has no job of these", given=", ".join(targets)[:120])
-    load = workload(trace, seed=seed, service_s=service_s, prefix_s=prefix_s)
+    if not any(wanted(job.version) for job in trace.jobs):
+        raise InvalidInput("the trace has no job of these", given=", ".join(targets)[:120])
+    load = workload(trace, seed=seed, wanted=wanted, service_s=service_s, prefix_s=prefix_s)
     slots = concurrency or load.batch_size
+    starts = trace.cold_starts_s if cold_start_s is None else [cold_start_s]
     outcomes = [
         simulate(
             load,
-            Pool(workers=count, concurrency=slots, cold_start_s=cold_start_s, warm=warm),
-            seed=seed,
+            Pool(workers=count, concurrency=slots, cold_starts_s=starts, warm=warm),
         )
         for count in sorted(workers)
     ]
@@ -326,6 +327,8 @@ def _simulate(
                 "concurrency": slots,
                 "slowdown": round(load.slowdown, 6),
                 "turnaround_s": round(load.turnaround_s, 6),
+                "pickup_s": round(load.pickup_s, 6),
+                "cold_starts_s": [round(seconds, 6) for seconds in starts],
                 "prefix_s": {name: round(s, 6) for name, s in sorted(load.prefix_s.items())},
                 "seed": seed,
                 "target_wait_s": goal.wait_s,
@@ -354,13 +357,19 @@ def _simulate(
         note(f"prefillq: {trace.left_out:,} lines of jobs that were never computed are left out")
     note(
         f"prefillq: {len(load.works):,} jobs, {slots} at once on a worker, each further one makes "
-        f"all {load.slowdown:.1%} slower; "
+        f"all {load.slowdown:.1%} slower, {_shown(starts)} from a "
+        "worker's start until it takes jobs; "
         + (
             f"{enough} workers are the fewest of these with a p95 within {goal.wait_s:g} s"
             if enough
             else f"none of these has a p95 within {goal.wait_s:g} s"
         )
     )
+
+
+def _shown(starts: Sequence[float]) -> str:
+    least, most = min(starts, default=0.0), max(starts, default=0.0)
+    return f"{least:.1f} s" if least == most else f"{least:.1f} to {most:.1f} s"
 
 
 def _wanted(version: str, targets: Sequence[str]) -> bool:

@@ -1,10 +1,11 @@
 """What a number of workers would have made of a trace: a simulation from event to event.
 
-A worker takes up to `concurrency` jobs at once. All of them advance at the same pace, which falls
-with their number (`Workload.slowdown`), and changes whenever one comes or goes: that is kept as
-the worker's own clock, which runs slower the more there are, so that a change costs nothing for the
-jobs that stay. The first job of a version on a worker loads the prefix; others of that version wait
-for it there. A job goes to the worker that has waited longest, as Redis gives messages out.
+A worker takes up to `concurrency` jobs at once. What its engine computes advances at the same pace,
+which falls with how much that is (`Workload.slowdown`), and changes whenever something comes or
+goes: that is kept as the worker's own clock, which runs slower the more there is, so that a change
+costs nothing for what stays. The first job of a version on a worker loads the prefix, two prefixes
+at once; jobs of a version that is loaded wait for it in their slots. A job goes to the worker that
+has waited longest, as Redis gives messages out.
 
 Each event takes O(log) of the jobs of one worker and of the workers that are busy.
 """
@@ -12,14 +13,16 @@ Each event takes O(log) of the jobs of one worker and of the workers that are bu
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
 from typing import Any
 
-from scale.trace import Work, Workload
-from scale.turns import Turns
+from scale.turns import Rotation, Waiting, template_of
+from scale.workload import Work, Workload
+
+LOADS = 2  # prefixes that a worker loads at once, as `worker.prefix.cache` has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,8 @@ class Pool:
 
     workers: int
     concurrency: int
-    cold_start_s: float = 0.0  # until a worker takes its first job
+    # From a worker's start until it takes jobs: each has one of these, in turn. None: no time.
+    cold_starts_s: Sequence[float] = ()
     warm: bool = False  # hold all prefixes from the start
 
 
@@ -52,25 +56,37 @@ class Outcome:
         return asdict(self)
 
 
-_TURNED = -1  # in the place of a stamp: a slot takes its next job
+# In the place of a stamp.
+_TURNED = -1  # a slot takes its next job
+_OPENS = -2  # a worker is up
 
 
 class _Worker:
-    __slots__ = ("clock", "ends", "held", "in_line", "moved_at", "stamp", "turning")
+    __slots__ = (
+        *("clock", "ends", "held", "in_line", "jobs", "loading", "moved_at", "rotation"),
+        *("stamp", "to_load", "turning", "waiting"),
+    )
 
     def __init__(self) -> None:
-        self.clock = 0.0  # its own: seconds of work that each of its jobs has got
+        self.clock = 0.0  # its own: seconds of work that each thing it computes has got
         self.moved_at = 0.0  # when that was so
-        self.ends: list[tuple[float, int]] = []  # heap: on its clock, and a number to tell apart
-        self.held: dict[str, float] = {}  # version -> when its prefix is there, on its clock
-        self.stamp = 0  # of the one end in the heap that is still true
+        # What it computes, a heap: when it ends on its clock, a number to tell apart, and the
+        # version whose prefix it is, or none for a job.
+        self.ends: list[tuple[float, int, str]] = []
+        self.jobs = 0  # that it has, those included that wait for a prefix
+        self.held: set[str] = set()  # versions whose prefix is there
+        self.waiting: dict[str, list[float]] = {}  # version being loaded -> its jobs' seconds
+        self.to_load: deque[str] = deque()
+        self.loading = 0
+        self.rotation = Rotation()
+        self.stamp = 0  # of the one end among the events that is still true
         self.turning = 0  # slots between two jobs
         self.in_line = False
 
 
-def simulate(load: Workload, pool: Pool, *, seed: int) -> Outcome:
-    """Deterministic for a seed, which decides in what order the workers stand at the start."""
-    waits = _Simulation(load, pool, seed).run()
+def simulate(load: Workload, pool: Pool) -> Outcome:
+    """The same for the same load and pool: nothing is drawn."""
+    waits = _Simulation(load, pool).run()
     waits.waits.sort()
     count = len(waits.waits)
     span = max(waits.last_end, 1e-9)
@@ -94,78 +110,83 @@ def simulate(load: Workload, pool: Pool, *, seed: int) -> Outcome:
 
 
 class _Simulation:
-    def __init__(self, load: Workload, pool: Pool, seed: int) -> None:
+    def __init__(self, load: Workload, pool: Pool) -> None:
         self._load = load
         self._pool = pool
         # How long a second of work takes with so many jobs on one worker.
         self._pace = [1 + load.slowdown * max(0, n - 1) for n in range(pool.concurrency + 1)]
-        order = list(range(pool.workers))
-        random.Random(seed).shuffle(order)
-        self._workers = [_Worker() for _ in order]
-        self._line = deque(self._workers[i] for i in order)
-        for worker in self._workers:
-            worker.in_line = True
+        self._workers = [_Worker() for _ in range(pool.workers)]
+        self._line: deque[_Worker] = deque()
         self._numbers = 0
         self._events: list[tuple[float, int, int, _Worker]] = []
-        self._waiting = Turns()
+        self._waiting = Waiting()
         self.waits: list[float] = []
         self.cold_loads = 0
         self.busy_s = 0.0
         self.last_end = 0.0
+        starts = pool.cold_starts_s or (0.0,)
+        for number, worker in enumerate(self._workers):
+            if (start := starts[number % len(starts)]) > 0:
+                self._plan_at(start, _OPENS, worker)
+            else:
+                self._stand_in_line(worker)
 
     def run(self) -> _Simulation:
-        works, opens, done = self._load.works, self._pool.cold_start_s, 0
-        coming = 0
+        works, done, coming = self._load.works, 0, 0
         while done < len(works):
             arrives = works[coming].at if coming < len(works) else math.inf
             happens = self._next_event()
             if arrives <= happens:
-                if arrives < opens:  # nobody is up yet
-                    self._waiting.add(works[coming])
-                    coming += 1
-                    if coming == len(works) or works[coming].at >= opens:
-                        self._open(opens)
-                    continue
                 self._come(works[coming], arrives)
                 coming += 1
+            elif self._events[0][2] == _OPENS:
+                self._open(happens)
             elif self._events[0][2] == _TURNED:
                 self._turned(happens)
             else:
-                self._end(happens)
-                done += 1
+                done += self._end(happens)
         return self
 
     def _open(self, now: float) -> None:
+        """All that are up at this moment, so that each gets its share of what waits."""
+        while self._events and self._events[0][0] <= now and self._events[0][2] == _OPENS:
+            self._stand_in_line(heappop(self._events)[3])
         while self._waiting and self._line:
-            self._hand_out(self._waiting.take(), now)
+            worker = self._line.popleft()
+            self._give(worker, self._waiting.take(worker.rotation, now), now)
 
     def _come(self, work: Work, now: float) -> None:
         if self._line:
-            self._hand_out(work, now)
+            worker = self._line.popleft()
+            worker.rotation.serve(work.tenant, template_of(work.version))
+            self._give(worker, work, now)
         else:
             self._waiting.add(work)
 
-    def _hand_out(self, work: Work, now: float) -> None:
-        worker = self._line.popleft()
+    def _give(self, worker: _Worker, work: Work, now: float) -> None:
         worker.in_line = False
         self._move(worker, now)
-        self._begin(worker, work, now)
+        self._begin(worker, work, now, self._load.pickup_s)
         self._stand_in_line(worker)
         self._plan(worker, now)
 
-    def _end(self, now: float) -> None:
+    def _end(self, now: float) -> bool:
+        """Of a job, or of the loading of a prefix; True for a job."""
         _, _, _, worker = heappop(self._events)
         self._move(worker, now)
-        heappop(worker.ends)
-        self.last_end = now
-        if self._load.turnaround_s > 0:
-            worker.turning += 1
-            self._numbers += 1
-            at = now + self._load.turnaround_s
-            heappush(self._events, (at, self._numbers, _TURNED, worker))
+        _, _, version = heappop(worker.ends)
+        if version:
+            self._loaded(worker, version)
         else:
-            self._take_next(worker, now)
+            worker.jobs -= 1
+            self.last_end = now
+            if self._load.turnaround_s > 0:
+                worker.turning += 1
+                self._plan_at(now + self._load.turnaround_s, _TURNED, worker)
+            else:
+                self._take_next(worker, now)
         self._plan(worker, now)
+        return not version
 
     def _turned(self, now: float) -> None:
         _, _, _, worker = heappop(self._events)
@@ -176,48 +197,69 @@ class _Simulation:
 
     def _take_next(self, worker: _Worker, now: float) -> None:
         if self._waiting:
-            self._begin(worker, self._waiting.take(), now)
+            self._begin(worker, self._waiting.take(worker.rotation, now), now)
         else:
             self._stand_in_line(worker)
 
-    def _begin(self, worker: _Worker, work: Work, now: float) -> None:
-        self.waits.append(now - work.at)
-        ready = worker.clock
-        if not self._pool.warm:
-            loaded = worker.held.get(work.version)
-            if loaded is None:
-                seconds = self._load.prefix_s.get(work.version, 0.0)
-                self.cold_loads += seconds > 0
-                loaded = worker.held[work.version] = worker.clock + seconds
-            ready = max(ready, loaded)
+    def _begin(self, worker: _Worker, work: Work, now: float, pickup_s: float = 0.0) -> None:
+        self.waits.append(now + pickup_s - work.at)
+        seconds = work.alone_s + pickup_s  # the slot is taken from now on
+        worker.jobs += 1
+        version = work.version
+        if self._pool.warm or version in worker.held or not self._load.prefix_s.get(version):
+            self._compute(worker, seconds)
+        elif (waiting := worker.waiting.get(version)) is not None:
+            waiting.append(seconds)
+        else:
+            worker.waiting[version] = [seconds]
+            worker.to_load.append(version)
+            self.cold_loads += 1
+            self._load_next(worker)
+
+    def _load_next(self, worker: _Worker) -> None:
+        while worker.to_load and worker.loading < LOADS:
+            version = worker.to_load.popleft()
+            worker.loading += 1
+            self._compute(worker, self._load.prefix_s[version], version)
+
+    def _loaded(self, worker: _Worker, version: str) -> None:
+        worker.loading -= 1
+        worker.held.add(version)
+        worker.rotation.held.add(template_of(version))
+        for seconds in worker.waiting.pop(version):
+            self._compute(worker, seconds)
+        self._load_next(worker)
+
+    def _compute(self, worker: _Worker, seconds: float, version: str = "") -> None:
         self._numbers += 1
-        heappush(worker.ends, (ready + work.alone_s, self._numbers))
+        heappush(worker.ends, (worker.clock + seconds, self._numbers, version))
 
     def _stand_in_line(self, worker: _Worker) -> None:
-        taken = len(worker.ends) + worker.turning
-        if not worker.in_line and taken < self._pool.concurrency:
+        if not worker.in_line and worker.jobs + worker.turning < self._pool.concurrency:
             worker.in_line = True
             self._line.append(worker)
 
     def _move(self, worker: _Worker, now: float) -> None:
-        """Let the worker's jobs get what they got since it was last looked at."""
-        jobs, passed = len(worker.ends), now - worker.moved_at
-        if jobs:
-            worker.clock += passed / self._pace[jobs]
-            self.busy_s += passed * jobs
+        """Let the worker's engine do what it did since it was last looked at."""
+        passed = now - worker.moved_at
+        if worker.ends:
+            worker.clock += passed / self._pace[len(worker.ends)]
+        self.busy_s += passed * worker.jobs
         worker.moved_at = now
 
     def _plan(self, worker: _Worker, now: float) -> None:
-        """The worker's next end, with the jobs that it has now; an earlier plan is void."""
+        """The worker's next end, with what it computes now; an earlier plan is void."""
         worker.stamp += 1
         if worker.ends:
             left = max(0.0, worker.ends[0][0] - worker.clock)
-            self._numbers += 1
-            at = now + left * self._pace[len(worker.ends)]
-            heappush(self._events, (at, self._numbers, worker.stamp, worker))
+            self._plan_at(now + left * self._pace[len(worker.ends)], worker.stamp, worker)
+
+    def _plan_at(self, at: float, stamp: int, worker: _Worker) -> None:
+        self._numbers += 1
+        heappush(self._events, (at, self._numbers, stamp, worker))
 
     def _next_event(self) -> float:
         events = self._events
-        while events and events[0][2] not in (_TURNED, events[0][3].stamp):
+        while events and 0 <= events[0][2] != events[0][3].stamp:
             heappop(events)
         return events[0][0] if events else math.inf

@@ -3,28 +3,29 @@
 A line of one's own has `at` (seconds, from any start) and `template` (`acme/triage`), and may have
 `version` (1), `service_s` (that a worker had the job, without loading a prefix), `batch_size` (jobs
 that shared the engine with it) and `prefix_s` (what loading the version's prefix takes). Lines of a
-worker's log are read as `prefillq report` reads them.
+worker's log are read as `prefillq report` reads them, and its `worker_ready` line too.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import random
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
 from contract.console import YEAR_S
 from contract.errors import InvalidInput, PrefillqError
 from contract.ids import is_name
-from report.lines import JobLine, Unreadable, WarmedLine, read_line
+from report.lines import STAGES, JobLine, Unreadable, WarmedLine, read_line
 from report.sources import Reading, read_sources
 
-_MOST_JOBS = 10_000_000  # about 100 bytes each
+# Of a job's stages, those that are its own.
+_OWN = tuple(stage for stage in STAGES if stage not in ("queue_s", "prefill_s"))
+_MOST_JOBS = 5_000_000  # about 650 bytes each, with what is measured of them
 _MOST_BATCH = 4096
+_MOST_STARTS = 100_000  # of workers; what further ones took is not looked at
 
 
 class NoTrace(PrefillqError):
@@ -40,11 +41,13 @@ class TracedJob:
     at: float  # seconds
     tenant: str
     version: str  # `acme/triage@1`
-    service_s: float | None  # at `batch_size`; None if not measured
+    service_s: float | None  # at `batch_size`, without loading a prefix; None if not measured
     batch_size: int = 1
     worker: str = ""
     claimed_at: float | None = None
     ended_at: float | None = None
+    stages_s: float = 0.0  # what its stages say that it took of its own; 0 if they say nothing
+    prefill_s: float | None = None  # of its version's prefix, if it was this job that loaded it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,36 +56,16 @@ class Trace:
 
     jobs: list[TracedJob] = field(default_factory=list)
     prefix_s: dict[str, float] = field(default_factory=dict)  # version -> seconds, where measured
+    cold_starts_s: list[float] = field(default_factory=list)  # of workers, from start to ready
     waits_s: list[float] = field(default_factory=list)  # as they really were, where measured
     left_out: int = 0  # lines of jobs that were never computed, or cannot be read
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """A job as the simulation takes it."""
-
-    at: float  # seconds since the first job came
-    tenant: str
-    version: str
-    alone_s: float  # that it takes with the engine to itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """All of it, and what was measured of it."""
-
-    works: Sequence[Work]
-    prefix_s: dict[str, float]
-    slowdown: float  # of each further job in a batch: with b jobs all take 1 + slowdown * (b - 1)
-    turnaround_s: float = 0.0  # from a job's end to the next one's start in its slot
-    batch_size: int  # the largest seen
 
 
 def read_trace(names: Sequence[str]) -> Trace:
     """All jobs of these files, "-" for stdin. Raises InvalidInput and NoTrace."""
     trace, reading = Trace(), Reading()
-    cold: dict[str, list[tuple[float, float]]] = {}  # version -> prefill, whole service
-    warmed: dict[str, list[float]] = {}
+    warmed: dict[str, list[float]] = {}  # version -> what loading it took
+    names_of: dict[str, str] = {}  # one text for all jobs of a name: there are millions
     for raw in read_sources(names, reading):
         try:
             line = read_line(raw)
@@ -91,11 +74,13 @@ def read_trace(names: Sequence[str]) -> Trace:
             continue
         match line:
             case JobLine():
-                _add_logged(trace, line, cold)
+                _add_logged(trace, line, names_of)
             case WarmedLine():
-                warmed.setdefault(f"{line.address}@{line.version}", []).append(line.prefill_s)
+                warmed.setdefault(f"{line.address}@{line.version}", []).append(
+                    line.prefill_s + line.parity_s
+                )
             case None:
-                _add_own(trace, raw)
+                _add_other(trace, raw, names_of)
         if len(trace.jobs) > _MOST_JOBS:
             raise InvalidInput("the trace is too long", expected=f"at most {_MOST_JOBS:,} jobs")
     if not trace.jobs:
@@ -107,43 +92,50 @@ def read_trace(names: Sequence[str]) -> Trace:
             remedy="Keep a worker's log: prefillq worker start 2> worker.log",
         )
     trace.jobs.sort(key=lambda job: job.at)
-    _load_times(trace, cold, warmed)
+    _tell_loads_apart(trace, warmed)
     return trace
 
 
-def _add_logged(trace: Trace, line: JobLine, cold: dict[str, list[tuple[float, float]]]) -> None:
+def _add_logged(trace: Trace, line: JobLine, names_of: dict[str, str]) -> None:
     total, queued = line.seconds.get("total_s"), line.seconds.get("queue_s")
     if line.at is None or total is None or queued is None or not line.batch_size:
         trace.left_out += 1
         return
-    version = f"{line.address}@{line.version}"
-    service: float | None = max(0.0, total - queued)
+    version, worker, tenant = (
+        names_of.setdefault(name, name)
+        for name in (f"{line.address}@{line.version}", line.worker, line.tenant)
+    )
     prefill = line.seconds.get("prefill_s", 0.0)
-    if prefill > 0 or line.cache_reason == "cold":
-        # Its time is that of loading the prefix, with the greedy check of the version's first time.
-        cold.setdefault(version, []).append((prefill, service or 0.0))
-        service = None
     trace.waits_s.append(queued)
     trace.jobs.append(
         TracedJob(
             at=line.at - total,
-            tenant=line.tenant,
+            tenant=tenant,
             version=version,
-            service_s=service,
+            service_s=max(0.0, total - queued),
             batch_size=min(line.batch_size, _MOST_BATCH),
-            worker=line.worker,
+            worker=worker,
             claimed_at=line.at - total + queued,
             ended_at=line.at,
+            prefill_s=prefill if prefill > 0 or line.cache_reason == "cold" else None,
+            stages_s=sum(line.seconds.get(stage, 0.0) for stage in _OWN),
         )
     )
 
 
-def _add_own(trace: Trace, raw: bytes) -> None:
+def _add_other(trace: Trace, raw: bytes, names_of: dict[str, str]) -> None:
+    """A line of one's own, or a worker's that is ready."""
     try:
-        data = json.loads(raw.decode("utf-8", "replace"))
+        data = json.loads(raw[max(raw.find(b"{"), 0) :].decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return  # talk among the lines of a log
-    if not isinstance(data, dict) or "event" in data or "at" not in data:
+    if not isinstance(data, dict):
+        return
+    if data.get("event") == "worker_ready":
+        seconds = _number(data.get("seconds"), 0, YEAR_S)
+        if seconds is not None and len(trace.cold_starts_s) < _MOST_STARTS:
+            trace.cold_starts_s.append(seconds)
+    if "event" in data or "at" not in data:
         return
     at, version = _number(data.get("at"), -1e12, 1e12), _version(data)
     service = _number(data.get("service_s"), 0, YEAR_S)
@@ -153,12 +145,14 @@ def _add_own(trace: Trace, raw: bytes) -> None:
     if at is None or version is None or batch is None or wrong:
         trace.left_out += 1
         return
+    version = names_of.setdefault(version, version)
     if prefix is not None:
         trace.prefix_s[version] = prefix
+    tenant = version.partition("/")[0]
     trace.jobs.append(
         TracedJob(
             at=at,
-            tenant=version.partition("/")[0],
+            tenant=names_of.setdefault(tenant, tenant),
             version=version,
             service_s=service,
             batch_size=int(batch),
@@ -181,114 +175,48 @@ def _number(value: object, least: float, most: float) -> float | None:
     return float(value) if least <= value <= most else None
 
 
-def _load_times(
-    trace: Trace, cold: dict[str, list[tuple[float, float]]], warmed: dict[str, list[float]]
-) -> None:
-    """What a prefix's first use costs: what cold jobs took beyond warm ones, or the prefill."""
-    warm: dict[str, list[float]] = {}
-    for job in trace.jobs:
-        if job.service_s is not None:
-            warm.setdefault(job.version, []).append(job.service_s)
-    for version, seconds in warmed.items():
-        trace.prefix_s.setdefault(version, fmean(seconds))
-    for version, found in cold.items():
-        usual = fmean(warm[version]) if version in warm else math.inf
-        trace.prefix_s[version] = fmean(max(prefill, took - usual) for prefill, took in found)
+def _tell_loads_apart(trace: Trace, warmed: dict[str, list[float]]) -> None:
+    """Take the loading of prefixes out of the times of jobs that did it or waited for it.
 
-
-def workload(
-    trace: Trace, *, seed: int, service_s: float | None = None, prefix_s: float = 0.0
-) -> Workload:
-    """What is to be simulated. `service_s` and `prefix_s` stand in where nothing was measured.
-
-    A job whose own time is not known takes that of another of its version, drawn by `seed`; of any
-    other, where its version has none. Raises NoTrace if there is none at all.
+    What such a job took of its own is what its stages say, and what others take beside theirs. A
+    prefix takes what `version_warmed` lines say, with the check of its first time; else what it
+    cost the jobs that loaded it.
     """
-    slowdown = measured_slowdown(trace.jobs)
-    alone: dict[str, list[float]] = {}
+    loading: dict[tuple[str, str], list[TracedJob]] = {}
     for job in trace.jobs:
-        if job.service_s is not None:
-            taken = job.service_s / (1 + slowdown * (job.batch_size - 1))
-            alone.setdefault(job.version, []).append(taken)
-    every = [seconds for several in alone.values() for seconds in several]
-    if not every and service_s is None:
-        raise NoTrace(
-            "no job of the trace says how long it took",
-            expected="`service_s`, or jobs of a worker's log that found their prefix",
-            remedy="Say it with --service-time, in seconds.",
-        )
-    draw = random.Random(seed)
-    start = trace.jobs[0].at
-    works = []
-    for job in trace.jobs:
-        if job.service_s is not None:
-            seconds = job.service_s / (1 + slowdown * (job.batch_size - 1))
-        elif service_s is not None and job.version not in alone:
-            seconds = service_s
-        else:
-            seconds = draw.choice(alone.get(job.version) or every)
-        works.append(
-            Work(at=job.at - start, tenant=job.tenant, version=job.version, alone_s=seconds)
-        )
-    return Workload(
-        works=works,
-        prefix_s={
-            version: trace.prefix_s.get(version, prefix_s)
-            for version in {job.version for job in trace.jobs}
-        },
-        slowdown=slowdown,
-        turnaround_s=measured_turnaround(trace.jobs),
-        batch_size=max(job.batch_size for job in trace.jobs),
-    )
+        if job.prefill_s is not None:
+            loading.setdefault((job.worker, job.version), []).append(job)
+    for jobs in loading.values():
+        jobs.sort(key=_claimed_at)
+    touched = [n for n, job in enumerate(trace.jobs) if _met_a_load(job, loading)]
+    met = set(touched)
+    beside = [
+        job.service_s - job.stages_s
+        for n, job in enumerate(trace.jobs)
+        if n not in met and job.stages_s and job.service_s is not None
+    ]
+    usual = max(0.0, median(beside)) if beside else 0.0
+    cold: dict[str, list[float]] = {}
+    for n in touched:
+        job = trace.jobs[n]
+        took = job.service_s or 0.0
+        own = min(took, job.stages_s + usual) if job.stages_s else None
+        if job.prefill_s is not None:
+            beyond = 0.0 if own is None else took - own
+            cold.setdefault(job.version, []).append(max(job.prefill_s, beyond))
+        trace.jobs[n] = replace(job, service_s=own)
+    for version, seconds in (cold | warmed).items():
+        trace.prefix_s[version] = fmean(seconds)
 
 
-def measured_slowdown(jobs: Iterable[TracedJob]) -> float:
-    """How much longer a job takes for each further one in its batch, as a share of its time alone.
-
-    A straight line by least squares through the jobs of each version, and the versions pooled; from
-    0 (a batch costs nothing) to 1 (it saves nothing). 0 where all batches had one size.
-    """
-    by_version: dict[str, list[tuple[int, float]]] = {}
-    for job in jobs:
-        if job.service_s is not None:
-            by_version.setdefault(job.version, []).append((job.batch_size, job.service_s))
-    rise = at_one = 0.0
-    for points in by_version.values():
-        middle = fmean(batch for batch, _ in points)
-        spread = sum((batch - middle) ** 2 for batch, _ in points)
-        if spread == 0:
-            continue
-        mean = fmean(seconds for _, seconds in points)
-        slope = sum((batch - middle) * (seconds - mean) for batch, seconds in points) / spread
-        alone = mean - slope * (middle - 1)
-        rise += slope * len(points)
-        at_one += max(alone, 0.0) * len(points)
-    if rise <= 0:
-        return 0.0
-    return min(1.0, rise / at_one) if at_one > 0 else 1.0
+def _claimed_at(job: TracedJob) -> float:
+    return job.claimed_at or 0.0
 
 
-def measured_turnaround(jobs: Iterable[TracedJob]) -> float:
-    """Seconds from a job's end to the claim of the next one, which waited already; the mean.
-
-    Those of over ten times the median are left out: the worker was cut off, not slow. A worker
-    acknowledges the one, fetches the other and claims it. Of workers' logs alone; 0 where no job
-    waited.
-    """
-    by_worker: dict[str, list[tuple[float, bool, float]]] = {}
-    for job in jobs:
-        if job.claimed_at is not None and job.ended_at is not None:
-            events = by_worker.setdefault(job.worker, [])
-            events += [(job.ended_at, False, 0.0), (job.claimed_at, True, job.at)]
-    gaps = []
-    for events in by_worker.values():
-        ended: deque[float] = deque()  # slots by when they became free
-        for at, claims, came in sorted(events):
-            if not claims:
-                ended.append(at)
-            elif ended and came <= (since := ended.popleft()):
-                gaps.append(at - since)
-    if not gaps:
-        return 0.0
-    usual = 10 * median(gaps)
-    return fmean(gap for gap in gaps if gap <= usual)
+def _met_a_load(job: TracedJob, loading: dict[tuple[str, str], list[TracedJob]]) -> bool:
+    """True if it came to its worker while its version's prefix was loaded there, or by it."""
+    loads = loading.get((job.worker, job.version))
+    if not loads:
+        return False
+    at = bisect_right(loads, _claimed_at(job), key=_claimed_at)
+    return at > 0 and (job.claimed_at or 0.0) <= (loads[at - 1].ended_at or 0.0)

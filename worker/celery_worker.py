@@ -21,6 +21,7 @@ from contract.celery_app import TASK_NAME, make_celery, make_queue
 from contract.errors import InvalidInput, PrefillqError, RedisUnreachable
 from contract.logs import get_logger
 from worker import transport
+from worker.age import process_age_s
 from worker.refusals import REFUSALS
 from worker.runner import JobReturned
 from worker.service import WorkerService
@@ -111,9 +112,13 @@ class CatalogStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(parent, **kwargs)
         self.service: WorkerService = parent.app.prefillq_service
         self._timer: Any = None
+        self._ready = False
 
     def start(self, parent: Any) -> None:
         self._consume(parent)
+        if not self._ready:  # and not connected again
+            self._ready = True
+            log.info("worker_ready", seconds=round(process_age_s(), 2))
         self._timer = parent.timer.call_repeatedly(SYNC_S, self._consume, (parent,))
 
     def stop(self, parent: Any) -> None:

@@ -112,9 +112,26 @@ def test_a_log_is_simulated(away: CommandLine, log: Path) -> None:
     one, four = ran.json["outcomes"]
     assert (ran.json["jobs"], ran.json["enough"]) == (12, 4)
     assert (one["workers"], four["workers"]) == (1, 4)
-    # Each takes 2 s and they come every half second: the last of one worker waits 11 * 1.5 s.
-    assert one["wait_max_s"] == pytest.approx(16.5, abs=0.01)
-    assert four["wait_max_s"] == pytest.approx(0.0, abs=0.01)
+    # Each takes 2 s and they come every half second: the last of one worker waits 11 * 1.5 s, and
+    # the first for the 0.1 s in which the log's were picked up.
+    assert one["wait_max_s"] == pytest.approx(16.6, abs=0.01)
+    assert four["wait_max_s"] == pytest.approx(0.1, abs=0.01)
+
+
+def test_cold_starts_of_the_log_are_simulated(away: CommandLine, log: Path, tmp_path: Path) -> None:
+    """Unless the command line says another."""
+    logs = tmp_path / "with-starts.log"
+    ready = [{"event": "worker_ready", "seconds": seconds} for seconds in (30.5, 40.25)]
+    logs.write_text("".join(f"{json.dumps(line)}\n" for line in ready) + log.read_text())
+    asked = ("scale", "--simulate", logs, "--workers", "9")
+    ran = away.run(*asked, "--json")
+    assert ran.json["cold_starts_s"] == [30.5, 40.25]
+    assert ran.json["outcomes"][0]["wait_max_s"] == pytest.approx(30.6, abs=0.01)
+    assert "30.5 to 40.2 s from a worker's start" in away.run(*asked).err
+    ran = away.run(*asked, "--cold-start", "0s", "--json")
+    assert ran.json["cold_starts_s"] == [0.0]
+    assert ran.json["outcomes"][0]["wait_max_s"] == pytest.approx(0.1, abs=0.01)
+    assert away.run("scale", "--simulate", log, "--json").json["cold_starts_s"] == []
 
 
 def test_same_seed_same_output(away: CommandLine, tmp_path: Path) -> None:

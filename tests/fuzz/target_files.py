@@ -30,7 +30,8 @@ from producer.batch.openai_lines import OPENAI
 from producer.batch.results import Output
 from producer.validate import VariablesChecker
 from scale.simulate import Pool, simulate
-from scale.trace import read_trace, workload
+from scale.trace import read_trace
+from scale.workload import workload
 from templates.finding import located
 from templates.lint import lint_spec
 from templates.lint_prefix import variables_last
@@ -307,7 +308,7 @@ def _simulate(data: bytes) -> None:
         file.write(data)
         file.flush()
         load = workload(read_trace([file.name]), seed=1)
-    outcome = simulate(load, Pool(workers=2, concurrency=2, cold_start_s=1.0), seed=1)
+    outcome = simulate(load, Pool(workers=2, concurrency=2, cold_starts_s=(1.0,)))
     json_line(outcome.to_dict())
     assert outcome.jobs == len(load.works)
 

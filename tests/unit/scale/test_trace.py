@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from scale.trace import NoTrace, Trace, read_trace, workload
+from scale.trace import NoTrace, Trace, read_trace
+from scale.workload import workload
 from tests.support.job_lines import T0, at, job_line
 
 
@@ -54,7 +55,7 @@ def test_cold_jobs_measure_the_prefix(read: Any) -> None:
     )
     trace = read(*warm, cold)
     assert trace.prefix_s == {"acme/triage@1": pytest.approx(4.0)}
-    assert [job.service_s for job in trace.jobs].count(None) == 1
+    assert [job.service_s for job in trace.jobs] == [pytest.approx(1.0)] * 5
     load = workload(trace, seed=1)
     assert {round(work.alone_s, 6) for work in load.works} == {1.0}
 
@@ -63,6 +64,54 @@ def test_prefixes_warmed_before_any_job(read: Any) -> None:
     """`version_warmed` lines measure it where no job was cold."""
     warmed = own(event="version_warmed", version="acme/triage@1", prefill_s=1.5)
     assert read(job_line(), warmed).prefix_s == {"acme/triage@1": 1.5}
+
+
+def test_the_check_of_a_first_time_is_part_of_the_load(read: Any) -> None:
+    """And such a line is taken before what cold jobs took, who may have waited for others."""
+    line = {"event": "version_warmed", "version": "acme/triage@1", "prefill_s": 1.5}
+    cold = job_line(total_s=9.0, prefill_s=1.5, cache_state="miss", cache_reason="cold")
+    assert read(cold, own(**line, parity_s=0.5)).prefix_s == {"acme/triage@1": 2.0}
+    assert read(own(**line, parity_s="long"), job_line()).prefix_s == {"acme/triage@1": 1.5}
+
+
+def test_jobs_that_waited_for_a_prefix_are_told_apart(read: Any) -> None:
+    """Those that came to the worker while it loaded: they took what their stages say."""
+
+    def job(claimed: float, ended: float, own_s: float, **more: Any) -> bytes:
+        times = {"timestamp": at(ended), "total_s": ended - claimed, "queue_s": 0.0}
+        stages = ("tokenize_s", "verify_s", "fork_s", "suffix_prefill_s", "commit_s")
+        return job_line(**times, **dict.fromkeys(stages, 0.0), decode_s=own_s, **more)
+
+    cold = {"prefill_s": 3.0, "cache_state": "miss", "cache_reason": "cold"}
+    trace = read(
+        job(0, 5.1, 1.0, **cold),
+        job(1, 4.6, 0.5),  # came to it meanwhile
+        job(2, 3.6, 1.5, worker="host-2"),
+        job(2, 3.6, 1.5, version=2),
+        job(6, 7.6, 1.5),
+    )
+    # Beside their stages the other three take 0.1 s; the load took all of 5.1 s but for 1.1.
+    found = [job.service_s for job in trace.jobs]
+    assert found == [pytest.approx(s, abs=1e-5) for s in (1.1, 0.6, 1.6, 1.6, 1.6)]
+    assert trace.prefix_s == {"acme/triage@1": pytest.approx(4.0, abs=1e-5)}
+
+
+def test_stages_that_are_not_there_tell_nothing(read: Any) -> None:
+    """A cold job without them takes the time of another."""
+    stages = ("tokenize_s", "verify_s", "fork_s", "suffix_prefill_s", "decode_s", "commit_s")
+    trace = read(job_line(timestamp=at(9)), job_line(cache_reason="cold", leave_out=stages))
+    assert [job.service_s for job in trace.jobs] == [None, pytest.approx(0.9)]
+    assert trace.prefix_s == {"acme/triage@1": 0.0}
+
+
+def test_cold_starts_are_read(read: Any) -> None:
+    """Of each worker, also behind the name that Docker puts before a line."""
+    ready = own(event="worker_ready", seconds=3.25)
+    trace = read(ready, job_line(), b"worker-1  | " + own(event="worker_ready", seconds=4))
+    assert trace.cold_starts_s == [3.25, 4.0]
+    strange = [own(event="worker_ready", seconds=s) for s in (None, "1", -1, 10**400, True)]
+    trace = read(job_line(), own(event="worker_ready"), *strange)
+    assert (trace.cold_starts_s, trace.left_out) == ([], 0)
 
 
 def test_lines_of_ones_own(read: Any) -> None:
@@ -175,31 +224,71 @@ def test_one_batch_size_tells_nothing(read: Any) -> None:
     assert workload(read(*lines), seed=1).slowdown == 0.0
 
 
+def stay(worker: str, came: float, claimed: float, ended: float, **more: Any) -> bytes:
+    """A job's time on a worker."""
+    return job_line(
+        worker=worker,
+        timestamp=at(ended),
+        total_s=ended - came,
+        queue_s=claimed - came,
+        **more,
+    )
+
+
 def test_turnaround_is_measured_where_jobs_waited(read: Any) -> None:
     """From one job's end to the claim of another that had come before it, on the same worker."""
-
-    def job(worker: str, came: float, claimed: float, ended: float) -> bytes:
-        return job_line(
-            worker=worker,
-            timestamp=at(ended),
-            total_s=ended - came,
-            queue_s=claimed - came,
-        )
-
-    load = workload(
-        read(
-            job("a", 0, 0, 2.0),
-            job("a", 1, 2.25, 4.0),
-            job("a", 1, 4.25, 5.0),
-            job("a", 9, 9, 10.0),  # nobody waited: the slot was idle
-            job("b", 0, 0, 1.0),
-            job("b", 0.5, 1.25, 3.0),
-            job("c", 0, 0, 1.0),
-            job("c", 0.5, 99, 100.0),  # the worker was cut off
-            job("d", 0, 0, 1.0),
-            job("d", 0.5, 1.75, 3.0),
-        ),
-        seed=1,
+    trace = read(
+        stay("a", 0, 0, 2.0),
+        stay("a", 1, 2.25, 4.0),
+        stay("a", 1, 4.25, 5.0),
+        stay("a", 9, 9, 10.0),  # nobody waited: the slot was idle
+        stay("b", 0, 0, 1.0),
+        stay("b", 0.5, 1.25, 3.0),
+        stay("c", 0, 0, 1.0),
+        stay("c", 0.5, 99, 100.0),  # the worker was cut off
+        stay("d", 0, 0, 1.0),
+        stay("d", 0.5, 1.75, 3.0),
     )
-    assert load.turnaround_s == pytest.approx((3 * 0.25 + 0.75) / 4, abs=1e-6)
-    assert workload(read(job("a", 0, 0, 1.0), job("a", 2, 2, 3.0)), seed=1).turnaround_s == 0.0
+    turnaround_s = workload(trace, seed=1).turnaround_s
+    assert turnaround_s == pytest.approx((3 * 0.25 + 0.75) / 4, abs=1e-6)
+    nobody_waited = read(stay("a", 0, 0, 1.0), stay("a", 2, 2, 3.0))
+    assert workload(nobody_waited, seed=1).turnaround_s == 0.0
+
+
+def test_a_slow_turnaround_on_a_busy_machine_counts(read: Any) -> None:
+    """Half a second is slow, and lost all the same, where the others take a hundredth."""
+    gaps = [0.01, 0.01, 0.01, 0.5]
+    lines, ended = [stay("a", 0, 0, 1.0)], 1.0
+    for gap in gaps:
+        lines.append(stay("a", 0, ended + gap, ended + gap + 1))
+        ended += gap + 1
+    turnaround_s = workload(read(*lines), seed=1).turnaround_s
+    assert turnaround_s == pytest.approx(sum(gaps) / 4, abs=1e-5)
+
+
+def test_chosen_jobs_are_measured_beside_all_others(read: Any) -> None:
+    """A slot that another template's job had was neither idle nor turning."""
+    trace = read(
+        stay("a", 0, 0, 1.0),
+        stay("a", 0.1, 1.01, 9.0, template="other"),
+        stay("a", 0.2, 9.01, 10.0),
+    )
+    load = workload(trace, seed=1, wanted=lambda version: version == "acme/triage@1")
+    assert [work.at for work in load.works] == [0.0, pytest.approx(0.2, abs=1e-5)]
+    assert load.turnaround_s == pytest.approx(0.01, abs=1e-5)
+    assert set(load.prefix_s) == {"acme/triage@1"}
+    with pytest.raises(NoTrace):
+        workload(trace, seed=1, wanted=lambda _version: False)
+
+
+def test_pickup_is_measured_where_a_slot_was_free(read: Any) -> None:
+    """From coming to claim, of jobs that did not get another's slot, and of no worker's start."""
+    trace = read(
+        stay("a", 0, 3.0, 9.0),  # the worker was started
+        stay("a", 3, 3.01, 5.0),
+        stay("a", 4, 4.03, 7.0),
+        stay("a", 4.5, 5.02, 6.0),  # got the second one's slot
+        stay("b", 4, 4.02, 20.0),
+    )
+    assert workload(trace, seed=1).pickup_s == pytest.approx(0.02, abs=1e-5)
+    assert workload(read(own(at=1, template="acme/a", service_s=1)), seed=1).pickup_s == 0.0
