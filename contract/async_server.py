@@ -9,7 +9,6 @@ disturbs nobody, since no caller reads from a connection itself.
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
@@ -39,6 +38,29 @@ class _Waiting:
     replies: asyncio.Future[list[Any]]
 
 
+class OneLoop:
+    """The event loop that something belongs to: that of its first call.
+
+    Another one would not be woken by what ends in the first, and could not close its connections.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def running(self) -> asyncio.AbstractEventLoop:
+        """The loop. Raises PrefillqError in another."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        if self._loop is not loop:
+            raise PrefillqError(
+                "the producer belongs to another event loop",
+                expected="calls from the loop of its first call",
+                remedy="Make an AsyncProducer in each loop, such as in each asyncio.run.",
+            )
+        return loop
+
+
 class AsyncServer:
     """`contract.calls.Server` over redis-py's asyncio client. Belongs to one event loop.
 
@@ -59,6 +81,7 @@ class AsyncServer:
         self._scripts = None if library is None else Scripts(client, settings, library)
         self._line: deque[_Waiting] = deque()
         self._senders: set[asyncio.Task[None]] = set()
+        self._loop = OneLoop()
         self._closed = False
 
     async def ask_each(self, calls: Sequence[Call]) -> list[Any]:
@@ -66,7 +89,7 @@ class AsyncServer:
             raise PrefillqError("the producer is closed", remedy="Make a new one.")
         if not calls:
             return []
-        waiting = _Waiting(calls, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(calls, self._loop.running().create_future())
         self._line.append(waiting)
         # A sender that found the line empty is done at once, a turn before its callbacks run: one
         # that still counted then would leave this caller in the line for ever.
@@ -81,10 +104,12 @@ class AsyncServer:
         senders = tuple(self._senders)
         for sender in senders:
             sender.cancel()
-        await asyncio.gather(*senders, return_exceptions=True)
-        self._fail(self._take_all(), PrefillqError("the producer was closed"))
-        with suppress(OSError):
-            await self._client.aclose()
+        try:
+            await asyncio.gather(*senders, return_exceptions=True)
+        finally:  # also when who closes is cancelled
+            self._fail(self._take_all(), PrefillqError("the producer was closed"))
+            with suppress(OSError):
+                await self._client.aclose()
 
     async def _send(self) -> None:
         """Send what waits until nothing does."""
@@ -136,11 +161,7 @@ class AsyncServer:
     def _fail(self, group: Sequence[_Waiting], error: Exception) -> None:
         for each in group:
             if not each.replies.done():
-                own = error
-                if isinstance(error, PrefillqError):
-                    # One each: an error that is raised in many places keeps all their frames.
-                    own = copy.copy(error)
-                    own.__cause__ = error.__cause__
+                own = error.copied() if isinstance(error, PrefillqError) else error
                 each.replies.set_exception(own)
 
 
@@ -182,7 +203,9 @@ class AsyncNotices:
 
     async def next(self, timeout: float) -> Notice | None:  # noqa: ASYNC109 - as NoticeStream's
         with errors_explained(self._settings):
-            message = await self._pubsub.get_message(timeout=timeout)
+            # Where the connection is gone it connects anew, which may take minutes.
+            seconds = timeout + self._settings.redis_timeout_s
+            message = await within(seconds, self._pubsub.get_message(timeout=timeout))
         return read_notice(message, self._tenants)
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ The command line turns `exit_code` into the process's exit status and `code` int
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
     from contract.types import Result
@@ -45,6 +45,14 @@ class PrefillqError(Exception):
         if self.expected is not None:
             parts.append(f"expected: {self.expected}")
         return "; ".join(parts) + "."
+
+    def copied(self) -> Self:
+        """The same error with the same cause, for one more who raises it: an error that is raised
+        in many places keeps all their frames."""
+        made = type(self).__new__(type(self), *self.args)
+        made.__dict__.update(self.__dict__)
+        made.__cause__ = self.__cause__
+        return made
 
     def to_dict(self) -> dict[str, object]:
         """The error as plain data, for `--json`."""

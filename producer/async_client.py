@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,8 +22,8 @@ from producer.client import UNDO_TIMEOUT_S, settings_for
 from producer.desk import Desk, DirectBell, Parts, desk_of
 from producer.enqueue import Enqueue, submit
 from producer.following import follow
-from producer.handle import succeeded, time_left
-from producer.patience import Pace, Patience
+from producer.handle import succeeded
+from producer.patience import Pace, Patience, time_left
 from producer.refused import RefusedOutcomes
 from producer.validate import VariablesChecker
 from producer.wishes import Terms, terms_of, wishes_of
@@ -135,9 +136,11 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Close all connections. Jobs go on."""
-        await self._watcher.close()
-        for server in self._servers:
-            await server.close()
+        # All of them, also when one cannot be closed or the caller is cancelled meanwhile.
+        async with AsyncExitStack() as closing:
+            for server in self._servers:
+                closing.push_async_callback(server.close)
+            closing.push_async_callback(self._watcher.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -184,11 +187,11 @@ class AsyncJobHandle:
     async def outcome(self, timeout: float | None = None) -> Result:  # noqa: ASYNC109
         """As `JobHandle.outcome`."""
         left = time_left(timeout)
-        view = await self.view()
+        view = await self._view(left())
         while view.result is None:
             async for _ in self._watcher.ended([self.id], left()):
                 pass
-            view = await self.view()
+            view = await self._view(left())
         return view.result
 
     def stream(
@@ -213,7 +216,14 @@ class AsyncJobHandle:
 
     async def view(self) -> JobView:
         """The whole record. Raises NotFound."""
-        return await self._patience.wait_for(lambda: self._jobs.get(self.id), sleep=asyncio.sleep)
+        return await self._view(None)
+
+    async def _view(self, at_most_s: float | None) -> JobView:
+        return await self._patience.wait_for(
+            lambda: self._jobs.get(self.id),
+            sleep=asyncio.sleep,
+            until=self._patience.until(at_most_s),
+        )
 
     async def cancel(self) -> JobState:
         """As `JobHandle.cancel`."""

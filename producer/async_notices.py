@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import suppress
 from typing import Protocol
 
+from contract.async_server import OneLoop
 from contract.errors import PrefillqError, RedisUnreachable
 from contract.job_calls import JobDesk
 from contract.job_store import Notice
@@ -21,8 +21,8 @@ from producer.waits import (
     closed,
     closed_while_waiting,
     ended_of,
+    in_vain,
     poll_after_s,
-    timed_out,
 )
 
 _IDLE_S = 5.0  # the connection stays open for this long when nobody waits
@@ -77,6 +77,7 @@ class AsyncWatcher:
         self._patience = patience
         self._outage = Outage(max(outage_s, patience.seconds))
         self._waits: Waits[_Wait] = Waits()
+        self._loop = OneLoop()
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._stream: AsyncNoticeStream | None = None
@@ -114,9 +115,11 @@ class AsyncWatcher:
         self._closed = True
         self._waits.tell_all(closed_while_waiting())
         if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            # Not awaited itself: its end would look like the caller's own cancellation.
+            task = self._task
+            task.cancel()
+            await asyncio.wait({task})
+            task.cancelled() or task.exception()  # asked for, else asyncio warns of it
 
     async def _next(
         self, wait: _Wait, give_up: float | None, pending: set[str], total: int
@@ -126,11 +129,13 @@ class AsyncWatcher:
             async with asyncio.timeout(left):
                 return await wait.get_all()
         except TimeoutError:
-            raise self._outage.error or timed_out(pending, total) from None
+            error = in_vain(self._outage, pending, total)
+            raise error from error.__cause__
 
     def _add(self, wait: _Wait, job_ids: Collection[str]) -> None:
         if self._closed:
             raise closed()
+        self._loop.running()
         self._waits.add(wait, job_ids)
         if self._task is None and job_ids:
             self._task = asyncio.create_task(self._watch())

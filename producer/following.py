@@ -7,7 +7,9 @@ blocking XREAD: that would hold a connection for each stream.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 from contract.awaited import Sleep
 from contract.errors import Conflict, TimedOut
@@ -15,7 +17,9 @@ from contract.job_calls import JobDesk
 from contract.job_store import JobView
 from contract.pieces import BEGIN, Piece, PieceReader, check_entry, entry_gone
 from contract.types import Result
-from producer.patience import Patience
+from producer.patience import Patience, time_left
+
+T = TypeVar("T")
 
 ASK_S = 0.04  # between looks for new entries: a few tokens' time
 LONGEST_ASK_S = 0.25  # while nothing comes
@@ -37,24 +41,25 @@ async def follow(
     Raises NotFound without a record or for an entry that is gone, Conflict when the job was
     submitted without `stream`, TimedOut, and RedisUnreachable when patience has ended.
     """
-    give_up = None if timeout is None else time.monotonic() + timeout
     place = BEGIN if after is None else check_entry(after)
+
+    left = time_left(timeout)
+    ask = _Asking(patience, sleep, left)
 
     async def look() -> JobView:
         return await jobs.get(job_id)
 
-    view = await patience.wait_for(look, sleep=sleep)
+    view = await ask(look)
     if not view.job.stream:
         raise _not_streamed(job_id)
     reader = PieceReader()
     if place != BEGIN:
-        reader = await patience.wait_for(lambda: _resumed(jobs, job_id, place), sleep=sleep)
+        reader = await ask(lambda: _resumed(jobs, job_id, place))
     pause, state_at = ASK_S, time.monotonic() + STATE_S
     result: Result | None = view.result
     while True:
-        entries = await patience.wait_for(
-            lambda after=place: jobs.pieces(job_id, after, limit=_LIMIT),  # type: ignore[misc]
-            sleep=sleep,
+        entries = await ask(
+            lambda after=place: jobs.pieces(job_id, after, limit=_LIMIT)  # type: ignore[misc]
         )
         fence = reader.fence
         for entry in entries:
@@ -63,7 +68,7 @@ async def follow(
                 yield piece
         if result is not None and 0 < fence < reader.fence:
             # It may be that of a dead job, which was revived after the look at the record.
-            result = (await patience.wait_for(look, sleep=sleep)).result
+            result = (await ask(look)).result
         if entries and not reader.ended:
             state_at = time.monotonic() + STATE_S
             if len(entries) == _LIMIT or result is not None:
@@ -74,13 +79,26 @@ async def follow(
                 yield piece
             return
         if reader.ended or (result is None and time.monotonic() >= state_at):
-            result = (await patience.wait_for(look, sleep=sleep)).result
+            result = (await ask(look)).result
             state_at = time.monotonic() + STATE_S
             if result is not None:
                 continue
-        _check_time(job_id, give_up)
+        _check_time(job_id, left())
         await sleep(pause)
         pause = min(LONGEST_ASK_S, pause * 1.2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Tries again for as long as patience and the timeout last."""
+
+    patience: Patience
+    sleep: Sleep
+    left: Callable[[], float | None]
+
+    async def __call__(self, act: Callable[[], Awaitable[T]]) -> T:
+        until = self.patience.until(self.left())
+        return await self.patience.wait_for(act, sleep=self.sleep, until=until)
 
 
 async def _resumed(jobs: JobDesk, job_id: str, place: str) -> PieceReader:
@@ -90,8 +108,8 @@ async def _resumed(jobs: JobDesk, job_id: str, place: str) -> PieceReader:
     return PieceReader(entry)
 
 
-def _check_time(job_id: str, give_up: float | None) -> None:
-    if give_up is not None and time.monotonic() >= give_up:
+def _check_time(job_id: str, left_s: float | None) -> None:
+    if left_s == 0:
         raise TimedOut(
             "the stream has not ended in time",
             given=job_id,

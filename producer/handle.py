@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from contract.awaited import run_now
 from contract.errors import JobFailed
@@ -13,7 +12,7 @@ from contract.types import JobState, Result
 from producer.desk import StoreDesk
 from producer.following import follow
 from producer.notices import Watcher
-from producer.patience import NONE, Patience, blocking_sleep
+from producer.patience import NONE, Patience, blocking_sleep, time_left
 
 
 def succeeded(result: Result) -> Result:
@@ -21,12 +20,6 @@ def succeeded(result: Result) -> Result:
     if result.status is not JobState.SUCCEEDED:
         raise JobFailed(result)
     return result
-
-
-def time_left(timeout: float | None) -> Callable[[], float | None]:
-    """Says how many of `timeout` seconds from now are left; None for no limit."""
-    give_up = None if timeout is None else time.monotonic() + timeout
-    return lambda: None if give_up is None else max(0.0, give_up - time.monotonic())
 
 
 class JobHandle:
@@ -53,11 +46,11 @@ class JobHandle:
     def outcome(self, timeout: float | None = None) -> Result:
         """As `result`, but a job that failed, was cancelled or expired is returned, not raised."""
         left = time_left(timeout)
-        view = self.view()
+        view = self._view(left())
         while view.result is None:
             for _ in self._watcher.ended([self.id], left()):
                 pass
-            view = self.view()
+            view = self._view(left())
         return view.result
 
     def stream(self, *, after: str | None = None, timeout: float | None = None) -> Iterator[Piece]:
@@ -92,7 +85,12 @@ class JobHandle:
 
     def view(self) -> JobView:
         """The whole record. Raises NotFound."""
-        return self._patience.call(lambda: self._store.get(self.id))
+        return self._view(None)
+
+    def _view(self, at_most_s: float | None) -> JobView:
+        return self._patience.call(
+            lambda: self._store.get(self.id), until=self._patience.until(at_most_s)
+        )
 
     def cancel(self) -> JobState:
         """End the job if it is queued, ask it to stop if it runs; the state tells which.

@@ -23,8 +23,8 @@ from producer.waits import (
     closed,
     closed_while_waiting,
     ended_of,
+    in_vain,
     poll_after_s,
-    timed_out,
 )
 
 _IDLE_S = 5.0  # the connection stays open for this long when nobody waits
@@ -102,7 +102,8 @@ class Watcher:
                 else min(max(0.0, give_up - time.monotonic()), threading.TIMEOUT_MAX)
             )
         except queue.Empty:
-            raise self._outage.error or timed_out(pending, total) from None
+            error = in_vain(self._outage, pending, total)
+            raise error from error.__cause__
         if isinstance(item, Exception):
             raise item
         return item
@@ -139,12 +140,14 @@ class Watcher:
         try:
             while self._waited_for():
                 self._watch_once()
-        except Exception as error:  # noqa: BLE001 - handed to those who wait
-            with self._changed:
-                self._thread = None
-                self._tell_all(error)
-        finally:
             self._drop_stream()
+        except Exception as error:  # noqa: BLE001 - handed to those who wait
+            try:
+                self._drop_stream()  # while this thread is the only one: the next makes its own
+            finally:
+                with self._changed:
+                    self._thread = None
+                    self._tell_all(error)
 
     def _waited_for(self) -> bool:
         """Block until somebody waits; False once closed."""

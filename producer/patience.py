@@ -22,6 +22,12 @@ async def blocking_sleep(seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
 
 
+def time_left(timeout: float | None) -> Callable[[], float | None]:
+    """Says how many of `timeout` seconds from now are left; None for no limit."""
+    give_up = None if timeout is None else time.monotonic() + timeout
+    return lambda: None if give_up is None else max(0.0, give_up - time.monotonic())
+
+
 class Pace:
     """Of a long piece of work: lets the event loop's others have a turn now and then."""
 
@@ -42,9 +48,11 @@ class Patience:
 
     seconds: float = 0.0
 
-    def until(self) -> float:
-        """When it ends if it begins now, on the monotonic clock."""
-        return time.monotonic() + self.seconds
+    def until(self, at_most_s: float | None = None) -> float:
+        """When it ends if it begins now, on the monotonic clock; `at_most_s`: what is left of a
+        timeout, which goes before patience."""
+        seconds = self.seconds if at_most_s is None else min(self.seconds, at_most_s)
+        return time.monotonic() + seconds
 
     def call(self, act: Callable[[], T], *, until: float | None = None) -> T:
         """What `act` gives. It must be safe to repeat, for its reply may be all that was lost.

@@ -55,7 +55,7 @@ class Waits(Generic[W]):
     def tell_all(self, error: Exception) -> None:
         """All wait in vain."""
         for wait in {id(w): w for waits in self._by_job.values() for w in waits}.values():
-            wait.put(error)
+            wait.put(error.copied() if isinstance(error, PrefillqError) else error)
 
     def jobs(self, tenant: str | None = None) -> list[str]:
         """The jobs that are waited for; with `tenant` only its."""
@@ -82,6 +82,11 @@ def timed_out(pending: Collection[str], total: int) -> TimedOut:
         given=f"still waiting for {min(pending)}",
         remedy="The jobs go on: wait again, or cancel them.",
     )
+
+
+def in_vain(outage: Outage, pending: Collection[str], total: int) -> PrefillqError:
+    """The error of a wait whose time is over: Redis's own while it is away."""
+    return timed_out(pending, total) if outage.error is None else outage.error.copied()
 
 
 def closed() -> PrefillqError:

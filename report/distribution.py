@@ -20,6 +20,26 @@ _PER_BUCKET = 1 / math.log(_GAMMA)
 _SMALLEST = 1e-9  # logs have six digits; less than this is 0
 
 
+class Mean:
+    """Of any number of values, in a few bytes."""
+
+    __slots__ = ("count", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one."""
+        self.count += 1
+        self.total += value
+
+    @property
+    def value(self) -> float | None:
+        """None without values."""
+        return self.total / self.count if self.count else None
+
+
 class Distribution:
     """Values of 0 or more. At most about 3,800 buckets for values up to a year in seconds."""
 

@@ -30,6 +30,7 @@ _SECONDS = (*STAGES, "ttft_s", "total_s")
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "batch_size", "attempt")
 _EVENTS = (b"job_finished", b"version_warmed", b"job_tried_later")
 _NAME_CHARS = 80
+_REF_CHARS = 160  # tenant/template@version, each name of which has at most 64
 _MOST = 2**40  # tokens of a job; keeps every sum of a log far from where floats lose count
 _LAST_AT = 4_102_444_800.0  # the year 2100
 _ENDED = {str(state) for state in JobState if state.ended}
@@ -171,7 +172,10 @@ def _job(data: dict[str, Any]) -> JobLine:
 
 
 def _warmed(data: dict[str, Any]) -> WarmedLine | None:
-    address, _, version = _name(data, "version").partition("@")
+    ref = _text(data, "version", limit=_REF_CHARS)
+    if not ref:
+        raise Unreadable("no version")
+    address, _, version = ref.partition("@")
     prefill_s, parity_s = data.get("prefill_s"), data.get("parity_s")
     if not (_is_number(prefill_s) and 0 < prefill_s <= YEAR_S):
         return None  # it came from disk
@@ -211,14 +215,14 @@ def _name(data: dict[str, Any], field: str) -> str:
     return name
 
 
-def _text(data: dict[str, Any], field: str) -> str:
+def _text(data: dict[str, Any], field: str, *, limit: int = _NAME_CHARS) -> str:
     """Text on one line without control codes; empty for what is no text."""
     value = data.get(field)
     if type(value) is not str:
         return ""
-    if len(value) <= _NAME_CHARS and value.isprintable():
+    if len(value) <= limit and value.isprintable():
         return value
-    return one_line(value[: _NAME_CHARS + 1], limit=_NAME_CHARS)
+    return one_line(value[: limit + 1], limit=limit)
 
 
 def _at(data: dict[str, Any]) -> float | None:

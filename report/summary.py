@@ -180,7 +180,7 @@ def _saved_of(version: Version, *, mixed: bool) -> dict[str, Any]:
     for prefills in version.prefills.values():
         hits += prefills.hits
         tokens += prefills.cached_tokens
-        mean_s = None if mixed else prefills.cold.mean or version.warmed.mean
+        mean_s = None if mixed else prefills.cold.value or version.warmed.value
         if mean_s is None:
             unknown += prefills.cached_tokens
         elif prefills.hits:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from contract.types import JobState
-from report.distribution import Distribution
+from report.distribution import Distribution, Mean
 from report.lines import STAGES, JobLine, Line, TriedLaterLine, WarmedLine
 from report.tally import Named, Tally
 from report.timeline import Timeline
@@ -60,7 +60,7 @@ def _matches(address: str, version: str, pattern: str) -> bool:
 class Prefills:
     """What one version's prefix cost on one kind of device, and how often it was spared."""
 
-    cold: Distribution = field(default_factory=lambda: Distribution(exact_up_to=0))  # seconds
+    cold: Mean = field(default_factory=Mean)  # seconds
     hits: int = 0
     cached_tokens: int = 0  # of the hits
     overhead_s: float = 0.0  # verify and fork of the hits
@@ -113,7 +113,7 @@ class Version(Group):
 
     address: str = ""
     prefills: Named[Prefills] = field(default_factory=lambda: Named(Prefills, at_most=_MAX_DEVICES))
-    warmed: Distribution = field(default_factory=lambda: Distribution(exact_up_to=0))
+    warmed: Mean = field(default_factory=Mean)
 
 
 @dataclass(slots=True, kw_only=True)

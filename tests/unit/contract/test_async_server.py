@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from contract.async_server import CONNECTIONS, AsyncServer
+from contract.async_server import CONNECTIONS, AsyncNotices, AsyncServer
 from contract.calls import command
-from contract.errors import PrefillqError
+from contract.errors import PrefillqError, RedisUnreachable
 from contract.settings import Settings
 
 
@@ -18,6 +18,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, asyncio.Future[list[Any]]]] = []
+        self.closed = False
 
     def pipeline(self, *, transaction: bool) -> _Pipe:
         assert not transaction
@@ -33,7 +34,17 @@ class Wire:
             reply.set_result([b"ok"] * calls)
 
     async def aclose(self) -> None:
-        pass
+        self.closed = True
+
+    def pubsub(self) -> _Mute:
+        return _Mute()
+
+
+class _Mute:
+    """Connects for ever, as to a host that drops what it is sent."""
+
+    async def get_message(self, **_: float) -> None:
+        await asyncio.Event().wait()
 
 
 class _Pipe:
@@ -132,5 +143,59 @@ def test_nobody_waits_for_a_sender_that_was_cancelled() -> None:
         await wire.answered(1)
         async with asyncio.timeout(5):
             assert await again == b"ok"
+
+    asyncio.run(scenario())
+
+
+def test_another_loop_is_told_so() -> None:
+    """What ends in the first would not wake it, and its connections are not there."""
+    wire = Wire()
+    server = AsyncServer(wire, Settings())  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        asking = asyncio.create_task(ask(server))
+        await wire.answered(1)
+        assert await asking == b"ok"
+
+    async def elsewhere() -> None:
+        with pytest.raises(PrefillqError, match="another event loop"):
+            async with asyncio.timeout(5):
+                await ask(server)
+
+    asyncio.run(scenario())
+    asyncio.run(elsewhere())
+
+
+def test_a_cancelled_close_closes_all_the_same() -> None:
+    """And those who wait are told."""
+
+    async def scenario() -> None:
+        wire = Wire()
+        server = AsyncServer(wire, Settings())  # type: ignore[arg-type]
+        asking = await in_flight(server, wire)
+        asking.append(asyncio.create_task(ask(server)))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(server.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        async with asyncio.timeout(5):
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            for each in asking:
+                with pytest.raises(PrefillqError, match="closed"):
+                    await each
+        assert wire.closed
+
+    asyncio.run(scenario())
+
+
+def test_notices_that_cannot_connect_say_so() -> None:
+    """In bounded time: whoever listens looks at the records between two notices."""
+
+    async def scenario() -> None:
+        notices = AsyncNotices(Wire(), Settings(redis_timeout_s=0.2))  # type: ignore[arg-type]
+        async with asyncio.timeout(5):
+            with pytest.raises(RedisUnreachable):
+                await notices.next(0.1)
 
     asyncio.run(scenario())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from inspect import signature
@@ -228,6 +229,112 @@ def test_a_closed_producer_tells_those_who_wait(rig: Rig) -> None:
                 await handle.result()
 
     asyncio.run(scenario())
+
+
+def test_whoever_cancels_a_close_has_it_cancelled(rig: Rig) -> None:
+    """The watching's own end is not taken for it, and it has ended."""
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            handle = await producer.submit("acme/triage", TICKET)
+            waiting = asyncio.create_task(handle.result())
+            await asyncio.sleep(0.02)
+            closing = asyncio.create_task(producer.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            with pytest.raises(Exception, match="closed"):
+                await waiting
+            await asyncio.sleep(0.02)
+            assert producer._watcher._task is None
+
+    asyncio.run(scenario())
+
+
+def test_each_who_waits_in_vain_has_an_error_of_its_own(rig: Rig) -> None:
+    """With its cause: one that thousands raise would keep the frames of all."""
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            handle = await producer.submit("acme/triage", TICKET)
+            waiting = [asyncio.create_task(handle.result()) for _ in range(100)]
+            await asyncio.sleep(0.02)
+            error = RedisUnreachable("away", remedy="Mend it.")
+            error.__cause__ = OSError("the wire")
+            producer._watcher._waits.tell_all(error)
+            found = await asyncio.gather(*waiting, return_exceptions=True)
+            assert len({id(each) for each in found}) == 100
+            for each in found:
+                assert isinstance(each, RedisUnreachable)
+                assert each.to_dict() == error.to_dict()
+                assert isinstance(each.__cause__, OSError)
+                assert len(traceback.extract_tb(each.__traceback__)) < 10
+
+    asyncio.run(scenario())
+
+
+def test_a_timeout_while_redis_is_away_has_a_cause(rig: Rig) -> None:
+    """The wait says that Redis is away, and why."""
+
+    async def scenario() -> None:
+        async with opened(rig) as producer:
+            handle = await producer.submit("acme/triage", TICKET)
+            away = RedisUnreachable("away")
+            away.__cause__ = OSError("the wire")
+            waiting = asyncio.create_task(handle.result(timeout=0.2))
+            await asyncio.sleep(0.1)  # the first looks at the records are over
+            producer._watcher._outage.note(away, time.monotonic())
+            with pytest.raises(RedisUnreachable) as caught:
+                await waiting
+            assert isinstance(caught.value.__cause__, OSError)
+
+    asyncio.run(scenario())
+
+
+WAITS: dict[str, Callable[[AsyncJobHandle], Awaitable[Any]]] = {
+    "result": lambda handle: handle.result(timeout=0.3),
+    "stream": lambda handle: anext(handle.stream(timeout=0.3)),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_timeout_goes_before_patience(
+    rig: Rig, wait: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis is away: who gave a wait a second does not wait for minutes."""
+
+    def away(_: str) -> JobView:
+        raise RedisUnreachable("away")
+
+    async def scenario() -> None:
+        async with opened(rig, patience_s=60.0) as producer:
+            handle = await producer.submit("acme/triage", TICKET, stream=True)
+            monkeypatch.setattr(rig.store, "get", away)
+            async with asyncio.timeout(5):
+                with pytest.raises(RedisUnreachable):
+                    await WAITS[wait](handle)
+
+    asyncio.run(scenario())
+
+
+def test_a_timeout_goes_before_patience_in_threads_too(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same of the other handle."""
+
+    def away(_: str) -> JobView:
+        raise RedisUnreachable("away")
+
+    parts = Parts(store=rig.store, undo_store=rig.store, versions=rig.shelf, bell=rig.bell)
+    with Producer(parts=parts, patience_s=2.0) as producer:
+        handle = producer.submit("acme/triage", TICKET, stream=True)
+        monkeypatch.setattr(rig.store, "get", away)
+        for wait in (lambda: handle.result(0.3), lambda: next(handle.stream(timeout=0.3))):
+            started = time.monotonic()
+            with pytest.raises(RedisUnreachable):
+                wait()
+            assert time.monotonic() - started < 1.5
 
 
 def test_the_watching_ends_when_nobody_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

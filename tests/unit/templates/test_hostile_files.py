@@ -169,6 +169,37 @@ def test_schemas_that_cannot_be_applied_are_refused(schema: dict[str, Any]) -> N
         parse_spec({**plain, "input": {"schema": whole}})
 
 
+@pytest.mark.parametrize("where", ["input", "output"])
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"type": [*range(12_000), "object"]}, "12001 types"),
+        ({"type": "object", "allOf": [True] * 12_000}, "too large"),
+        ({"type": "object", "properties": {f"a{n}": {} for n in range(12_000)}}, "too large"),
+        ({"dependentRequired": {f"a{n}": [] for n in range(30_000)}}, "too large"),
+        ({"type": "object", "required": [f"a{n}" for n in range(100_000)]}, "too large"),
+    ],
+    ids=["types", "schemas", "properties", "dependent", "required"],
+)
+def test_schemas_that_take_minutes_to_check_are_refused(
+    where: str, schema: dict[str, Any], word: str
+) -> None:
+    """Workers check what any tenant's admin may have stored, in the process that serves others."""
+    plain = make_spec().to_plain()
+    plain[where] = {"schema": schema}
+    with pytest.raises(SpecInvalid, match=f"{word}|bytes"), _cheap():
+        parse_spec(plain)
+
+
+def test_a_schema_of_a_thousand_fields_is_read() -> None:
+    """And data within it that looks like a schema."""
+    plain = make_spec().to_plain()
+    fields: dict[str, Any] = {f"a{n}": {"type": ["string", "null"]} for n in range(1000)}
+    fields["ticket"] = {"type": "string", "examples": [{"type": ["x"] * 20}]}
+    schema = {"type": "object", "properties": fields, "required": ["ticket"]}
+    assert parse_spec({**plain, "input": {"schema": schema}}).input.json_schema == schema
+
+
 def test_a_sample_that_does_not_fit_is_not_quoted() -> None:
     """Samples are what users wrote; lint says where and what kind."""
     spec = make_spec(samples=[{"input": {"ticket": ["planted"]}}, {"input": {"planted": 1}}])
