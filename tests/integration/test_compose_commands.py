@@ -75,7 +75,7 @@ class Services:
         self._stack.callback(guard.release)
         self._stack.callback(process.wait, 30)
         self._stack.callback(process.terminate)
-        until(lambda: process.poll() is not None or self.healthy(name), 60, what=f"{name} is well")
+        until(lambda: process.poll() is not None or self.healthy(name), 120, what=f"{name} is well")
         assert process.poll() is None, (self.folder / f"{name}.log").read_text("utf-8")
 
     def healthy(self, name: str) -> bool:
