@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ class VersionState:
 
     def to_dict(self) -> dict[str, Any]:
         warm = self.warm
+        error = warm.parity.max_logit_error
         return {
             "version": str(warm.ref),
             "digest": warm.ref.digest,
@@ -30,7 +32,8 @@ class VersionState:
             "prefill_s": warm.prefill_s,
             "parity": warm.parity.outcome,
             "parity_tokens": warm.parity.checked_tokens,
-            "max_logit_error": warm.parity.max_logit_error,
+            # Infinite where only one of the two has masked a token, which no codec of ours carries.
+            "max_logit_error": error if math.isfinite(error) else None,
         }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,6 +138,23 @@ def test_only_what_changed_is_written(
     assert report["templates"] == ["acme/t0", "acme/t1", "acme/t4"]
     assert [v["pinned"] for v in report["versions"]] == [False, True, False, False]
     assert 0 < client.ttl(keys.worker_templates("w1")) <= EXPIRES_S
+
+
+def test_a_prefix_that_is_infinitely_wrong_takes_no_worker_off_the_list(
+    client: Any, settings: Settings, make_presence: MakePresence
+) -> None:
+    """Cached and uncached scores of which one is minus infinity; such a prefix is not used."""
+    parity = replace(WARM.parity, outcome="differs", max_logit_error=math.inf)
+    wrong = VersionState(warm=replace(WARM, parity=parity), cached=True, pinned=False)
+    states = {
+        "acme/triage": TemplateState(served=True, versions=(wrong,)),
+        "acme/mail": TemplateState(served=True, versions=()),
+    }
+    make_presence("w1", templates=lambda: states).report()
+    [report] = list_workers(client, settings)
+    assert report["templates"] == ["acme/mail", "acme/triage"]
+    [version] = report["versions"]
+    assert (version["parity"], version["max_logit_error"]) == ("differs", None)
 
 
 @pytest.mark.parametrize("lost", ["all", "the last change", "its type"])
