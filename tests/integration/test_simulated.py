@@ -16,8 +16,8 @@ pytestmark = pytest.mark.unrestricted("on a Redis of its own, with one user for 
 
 def test_waits_are_those_of_a_real_run(smollm2: ModelFolder) -> None:
     """At 85 % of the slots' time, from the workers' own logs, and from the round before."""
-    found = run([warm(0.85)], rounds=3, jobs=40, seed=1, tokenizer_from=smollm2.path)
-    assert min(one.real_p95_s for one in found) > 0.1
+    found = run([warm(0.85)], rounds=3, jobs=40, seed=12, tokenizer_from=smollm2.path)
+    assert min(one.real_p95_s for one in found) > 0.3, "seeds whose jobs wait"
     assert_within(found)
     # Where jobs took as long as in the round before, and this machine is the one that it was.
     steady = [one for one in found if abs(one.predicted_taken_s / one.real_taken_s - 1) < 0.03]

@@ -78,9 +78,10 @@ def test_jobs_that_waited_for_a_prefix_are_told_apart(read: Any) -> None:
     """Those that came to the worker while it loaded: they took what their stages say."""
 
     def job(claimed: float, ended: float, own_s: float, **more: Any) -> bytes:
-        times = {"timestamp": at(ended), "total_s": ended - claimed, "queue_s": 0.0}
         stages = ("tokenize_s", "verify_s", "fork_s", "suffix_prefill_s", "commit_s")
-        return job_line(**times, **dict.fromkeys(stages, 0.0), decode_s=own_s, **more)
+        fields: dict[str, Any] = dict.fromkeys(stages, 0.0) | more
+        took_s = ended - claimed
+        return job_line(timestamp=at(ended), total_s=took_s, queue_s=0.0, decode_s=own_s, **fields)
 
     cold = {"prefill_s": 3.0, "cache_state": "miss", "cache_reason": "cold"}
     trace = read(
