@@ -25,13 +25,13 @@ from producer.testing import Asked, Stack
 from templates.registry import Registry
 from tests.support.published import COMPILED, MODEL, make_spec
 
-LIMITED = {"limits": {"max_queue": 4}}
+LIMITED: dict[str, Any] = {"limits": {"max_queue": 4}}
 NOBODY = "acme." + "0" * 32
 _IDS = re.compile(r"acme\.[0-9a-f]{32}")
 _TIMES = re.compile(r"\d+-\d+")
 
 Facts = dict[str, Any]
-Work = Callable[[], None]  # answer all jobs that wait
+Work = Callable[[], object]  # answer all jobs that wait
 
 
 def answer_to(ticket: str) -> str:
@@ -165,7 +165,7 @@ def in_memory(made: Callable[[Stack], Any]) -> Iterator[tuple[Callable[[], Any],
             yield answer_to(asked.variables["ticket"]).removeprefix("echo")
 
         stack.answer("acme/triage", answer)
-        yield lambda: made(stack), lambda: stack.run() and None
+        yield lambda: made(stack), stack.run
 
 
 def run_on_redis(store: JobStore, waiting: list[str]) -> None:

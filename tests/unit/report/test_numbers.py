@@ -191,7 +191,8 @@ def test_means_of_any_number_take_no_memory() -> None:
     try:
         for number in range(13_500):
             prefill_s = 1.0123 ** (number % 1500) * 1e-6
-            cold = read_line(job_line(**COLD | {"prefill_s": prefill_s}, device=f"d{number % 9}"))
+            fields: dict[str, Any] = {**COLD, "prefill_s": prefill_s, "device": f"d{number % 9}"}
+            cold = read_line(job_line(**fields))
             warmed = read_line(_warmed(prefill_s=prefill_s))
             assert cold is not None
             assert warmed is not None
