@@ -201,7 +201,7 @@ def test_means_of_any_number_take_no_memory() -> None:
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert held < 400_000
+    assert held < 200_000
 
 
 def test_saved_without_a_cold_prefill_is_unknown(report_of: Report) -> None:
