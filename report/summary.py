@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from report.distribution import RELATIVE_ERROR, Distribution
+from report.distribution import RELATIVE_ERROR, Distribution, Mean
 from report.lines import STAGES
 from report.sources import Reading
 from report.tally import OTHERS
@@ -50,7 +50,7 @@ def summarise(
             **_tokens(together),
             "versions": [{"version": name, **_tokens(one)} for name, one in versions],
         },
-        "saved": _saved(versions, price_per_hour),
+        "saved": _saved(totals, versions, price_per_hour),
         "cost": _cost(totals, together, price_per_hour),
         "batch_sizes": _by_number(totals.batch_sizes.to_dict()),
         "attempts": {
@@ -158,8 +158,16 @@ def _tokens(group: Group) -> dict[str, Any]:
     }
 
 
-def _saved(versions: list[tuple[str, Version]], price: float | None) -> dict[str, Any]:
-    rows = [{"version": name, **_saved_of(one, mixed=name == OTHERS)} for name, one in versions]
+def _saved(
+    totals: Totals, versions: list[tuple[str, Version]], price: float | None
+) -> dict[str, Any]:
+    rows = [
+        {
+            "version": name,
+            **_saved_of(one, totals.warmed.find(name) or Mean(), mixed=name == OTHERS),
+        }
+        for name, one in versions
+    ]
     known = [row["seconds"] for row in rows if row["seconds"] is not None]
     seconds = sum(known) if known else None
     return {
@@ -173,14 +181,14 @@ def _saved(versions: list[tuple[str, Version]], price: float | None) -> dict[str
     }
 
 
-def _saved_of(version: Version, *, mixed: bool) -> dict[str, Any]:
+def _saved_of(version: Version, warmed: Mean, *, mixed: bool) -> dict[str, Any]:
     """`mixed`: several versions together, whose prefixes differ in length."""
     hits = tokens = unknown = 0
     seconds: float | None = None
     for prefills in version.prefills.values():
         hits += prefills.hits
         tokens += prefills.cached_tokens
-        mean_s = None if mixed else prefills.cold.value or version.warmed.value
+        mean_s = None if mixed else prefills.cold.value or warmed.value
         if mean_s is None:
             unknown += prefills.cached_tokens
         elif prefills.hits:

@@ -28,6 +28,10 @@ class Named(Generic[T]):
         made = self._things[name] = self._make()
         return made
 
+    def find(self, name: str) -> T | None:
+        """The thing of this name alone."""
+        return self._things.get(name)
+
     def items(self) -> ItemsView[str, T]:
         """In the order of their first appearance."""
         return self._things.items()

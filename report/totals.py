@@ -19,6 +19,7 @@ from report.timeline import Timeline
 
 MAX_VERSIONS = 200
 MAX_WORKERS = 100
+MAX_WARMED = 10_000  # versions, of which most may have no job: they take no job's place
 _MAX_DEVICES = 8
 MEASURES = ("total_s", "ttft_s", "queue_s")
 _MOST_ATTEMPTS = 20  # and more are counted as so many
@@ -113,7 +114,6 @@ class Version(Group):
 
     address: str = ""
     prefills: Named[Prefills] = field(default_factory=lambda: Named(Prefills, at_most=_MAX_DEVICES))
-    warmed: Mean = field(default_factory=Mean)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,6 +133,7 @@ class Totals:
         self.wanted = wanted
         self.jobs = 0
         self.versions: Named[Version] = Named(Version, at_most=MAX_VERSIONS)
+        self.warmed: Named[Mean] = Named(Mean, at_most=MAX_WARMED)  # seconds, by version
         self.workers: Named[Worker] = Named(Worker, at_most=MAX_WORKERS)
         self.timeline = Timeline()
         self.batch_sizes = Tally(at_most=256)
@@ -157,8 +158,7 @@ class Totals:
             case JobLine():
                 self._add_job(line)
             case WarmedLine():
-                version = self._version(line.address, line.version)
-                version.warmed.add(line.prefill_s)
+                self.warmed.of(f"{line.address}@{line.version}").add(line.prefill_s)
             case TriedLaterLine():
                 self.tried_later.add(line.error or "(none)")
 

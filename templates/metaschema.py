@@ -14,7 +14,7 @@ from jsonschema.exceptions import SchemaError
 
 # Half a millisecond each.
 MAX_SCHEMAS = 4_000  # objects, and true and false
-MAX_VALUES = 50_000  # keys and values of any kind
+MAX_VALUES = 50_000  # of any kind
 _MAX_TYPES = 100  # at one place; JSON has 7, and data that looks like a schema may have more
 
 

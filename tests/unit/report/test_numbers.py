@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from contract.errors import PrefillqError
+from report.lines import read_line
+from report.totals import MAX_VERSIONS, Totals, Wanted
 from tests.support.job_lines import at, job_line
 from tests.unit.report.conftest import Report
 
@@ -161,6 +164,44 @@ def test_saved_by_warming_before_any_job(report_of: Report) -> None:
     assert data["saved"]["seconds"] == 3.0
     data = report_of(_warmed(), job_line(**COLD), job_line(verify_s=0.0, fork_s=0.0))
     assert data["saved"]["seconds"] == 2.0  # the job's own line is on its own device
+
+
+def test_saved_by_warming_with_long_names(report_of: Report) -> None:
+    """A tenant and a template may have 64 characters each."""
+    tenant, template = "a" * 64, "t" * 64
+    data = report_of(
+        _warmed(f"{tenant}/{template}@1"),
+        job_line(tenant=tenant, template=template, verify_s=0.0, fork_s=0.0),
+    )
+    assert data["saved"]["seconds"] == 3.0
+
+
+def test_what_is_warmed_takes_no_jobs_place(report_of: Report) -> None:
+    """Workers that warm a thousand versions, and jobs of one."""
+    many = [_warmed(f"acme/other-{n}@1") for n in range(2 * MAX_VERSIONS)]
+    data = report_of(*many, _warmed(), job_line(verify_s=0.0, fork_s=0.0))
+    assert [row["version"] for row in data["saved"]["versions"]] == ["acme/triage@1"]
+    assert data["saved"]["seconds"] == 3.0
+
+
+def test_means_of_any_number_take_no_memory() -> None:
+    """As hostile lines would have it: each version on many devices, and each prefill another."""
+    totals = Totals(Wanted())
+    tracemalloc.start()
+    try:
+        for number in range(13_500):
+            prefill_s = 1.0123 ** (number % 1500) * 1e-6
+            fields: dict[str, Any] = {**COLD, "prefill_s": prefill_s, "device": f"d{number % 9}"}
+            cold = read_line(job_line(**fields))
+            warmed = read_line(_warmed(prefill_s=prefill_s))
+            assert cold is not None
+            assert warmed is not None
+            totals.add(cold)
+            totals.add(warmed)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 200_000
 
 
 def test_saved_without_a_cold_prefill_is_unknown(report_of: Report) -> None:
