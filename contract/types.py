@@ -139,6 +139,10 @@ class JobError:
     message: str
     remedy: str = ""
 
+    def __str__(self) -> str:
+        """What happened and what to do, in sentences."""
+        return f"{self.message.rstrip('.')}. {self.remedy}".rstrip()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:

@@ -1,4 +1,4 @@
-"""A private Redis for tests and the demo: a free port on loopback, gone when its owner is.
+"""A private Redis for tests, the demo and first steps: on loopback, gone when its owner is.
 
 Nothing at run time depends on it; workers and producers use the Redis they are pointed at.
 """
@@ -70,13 +70,14 @@ class EmbeddedRedis:
         *,
         config: Mapping[str, str] | None = None,
         config_file: Path | None = None,
+        port: int = 0,  # 0: a free one
         timeout_s: float = 10.0,
     ) -> None:
         self._config = dict(config or {})
         self._config_file = config_file
         self._timeout_s = timeout_s
         self._folder: Path | None = None
-        self._port = 0
+        self._wanted_port = self._port = port
         self._server: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
 
@@ -113,7 +114,7 @@ class EmbeddedRedis:
         self._end_server(gently=True)
         if self._folder is not None:
             shutil.rmtree(self._folder)
-        self._folder, self._port = None, 0
+        self._folder, self._port = None, self._wanted_port
 
     def restart(self) -> None:
         """Stop in order and start again on the same port, folder and data."""

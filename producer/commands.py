@@ -193,7 +193,7 @@ def _print_result(result: Result, *, as_json: bool) -> None:
     elif result.status is JobState.SUCCEEDED:
         emit_text(result.text)
     else:
-        why = f": {result.error.message} {result.error.remedy}".rstrip() if result.error else ""
+        why = f": {result.error}" if result.error else ""
         note(f"{result.job_id} {result.status}{why}")
     if result.status is not JobState.SUCCEEDED:
         click.get_current_context().exit(_FAILED)

@@ -62,7 +62,7 @@ def workload(
         raise NoTrace(
             "no job of the trace says how long it took",
             expected="`service_s`, or jobs of a worker's log that found their prefix",
-            remedy="Say it with --service-time, in seconds.",
+            remedy="Say it with --service-time, such as 0.7 or 700ms.",
         )
     jobs = [job for job in trace.jobs if wanted(job.version)]
     if not jobs:

@@ -90,8 +90,7 @@ class OpenAIFormat:
             code = str(result.status) if error is None else error.code
             if result.status is not JobState.FAILED:
                 code = str(result.status)  # cancelled and expired, which clients know
-            text = "" if error is None else f"{error.message} {error.remedy}".strip()
-            return {**line, "error": {"code": code, "message": text or code}}
+            return {**line, "error": {"code": code, "message": str(error or code)}}
         response = {"status_code": 200, "request_id": result.job_id, "body": _completion(result)}
         return {**line, "response": response}
 

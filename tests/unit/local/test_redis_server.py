@@ -220,3 +220,24 @@ def test_the_server_does_not_outlive_a_killed_owner(
         owner.wait(20)
     assert wait_until(lambda: not alive(pid))
     assert wait_until(lambda: list(tmp_path.iterdir()) == [])
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_one_by_hand_runs_until_it_is_told_to_end(binary: Path, how: signal.Signals) -> None:
+    """`make redis`: at the port that was asked for, and a second one there says why not."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "local", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == f"PREFILLQ_REDIS_URL=redis://127.0.0.1:{port}/0\n"
+        with redis.Redis(port=port) as connection:
+            assert connection.ping()
+            second = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert (second.returncode, second.stdout) == (1, "")
+            assert "Address already in use" in second.stderr
+            first.send_signal(how)
+            assert first.wait(20) == 0
+            with pytest.raises(redis.ConnectionError):
+                connection.ping()

@@ -152,7 +152,7 @@ def test_job_without_an_answer_gives_8(
     producer.state = state
     ran = _run(*command)
     assert (ran.exit_code, ran.stdout) == (8, "")
-    assert f"{state}: it broke Mend it." in ran.stderr
+    assert f"{state}: it broke. Mend it." in ran.stderr
     data = _run(*command, "--json")
     assert data.exit_code == 8
     assert json.loads(data.stdout)["status"] == state
