@@ -309,7 +309,7 @@ def _simulate(
     if not any(wanted(job.version) for job in trace.jobs):
         raise InvalidInput("the trace has no job of these", given=", ".join(targets)[:120])
     load = workload(trace, seed=seed, wanted=wanted, service_s=service_s, prefix_s=prefix_s)
-    slots = concurrency or load.batch_size
+    slots = concurrency or load.slots
     starts = trace.cold_starts_s if cold_start_s is None else [cold_start_s]
     outcomes = [
         simulate(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from scale.sharing import Stays, fitted_slowdown
 from scale.trace import NoTrace, Trace, TracedJob
 
 CUT_OFF_S = 1.0
@@ -33,7 +34,7 @@ class Workload:
     slowdown: float  # of each further job in a batch: with b jobs all take 1 + slowdown * (b - 1)
     turnaround_s: float = 0.0  # from a job's end to the next one's start in its slot
     pickup_s: float = 0.0  # from a job's coming to its start in a slot that was free
-    batch_size: int  # the largest seen
+    slots: int  # that a worker has: the most jobs that one had at once
 
 
 def workload(
@@ -51,12 +52,18 @@ def workload(
     A job whose own time is not known takes that of another of its version, drawn by `seed`; of any
     other, where its version has none. Raises NoTrace if there is none at all, or no wanted job.
     """
-    slowdown = measured_slowdown(trace.jobs)
+    stays = Stays(trace.jobs)
+    slowdown = fitted_slowdown(trace.jobs) if stays else measured_slowdown(trace.jobs)
+    taken = [
+        None if job.service_s is None else job.service_s / (1 + slowdown * (job.batch_size - 1))
+        for job in trace.jobs
+    ]
+    for place, seconds in stays.alone_s(slowdown):
+        taken[place] = seconds
     alone: dict[str, list[float]] = {}
-    for job in trace.jobs:
-        if job.service_s is not None:
-            taken = job.service_s / (1 + slowdown * (job.batch_size - 1))
-            alone.setdefault(job.version, []).append(taken)
+    for job, took in zip(trace.jobs, taken, strict=True):
+        if took is not None:
+            alone.setdefault(job.version, []).append(took)
     every = [seconds for several in alone.values() for seconds in several]
     if not every and service_s is None:
         raise NoTrace(
@@ -64,15 +71,15 @@ def workload(
             expected="`service_s`, or jobs of a worker's log that found their prefix",
             remedy="Say it with --service-time, such as 0.7 or 700ms.",
         )
-    jobs = [job for job in trace.jobs if wanted(job.version)]
+    jobs = [pair for pair in zip(trace.jobs, taken, strict=True) if wanted(pair[0].version)]
     if not jobs:
         raise NoTrace("the trace has none of the jobs that were asked for")
     draw = random.Random(seed)
-    start = jobs[0].at
+    start = jobs[0][0].at
     works = []
-    for job in jobs:
-        if job.service_s is not None:
-            seconds = job.service_s / (1 + slowdown * (job.batch_size - 1))
+    for job, took in jobs:
+        if took is not None:
+            seconds = took
         elif service_s is not None and job.version not in alone:
             seconds = service_s
         else:
@@ -84,12 +91,12 @@ def workload(
         works=works,
         prefix_s={
             version: trace.prefix_s.get(version, prefix_s)
-            for version in {job.version for job in jobs}
+            for version in {job.version for job, _ in jobs}
         },
         slowdown=slowdown,
         turnaround_s=measured_turnaround(trace.jobs),
         pickup_s=measured_pickup(trace.jobs),
-        batch_size=max(job.batch_size for job in jobs),
+        slots=stays.most_at_once() or max(job.batch_size for job, _ in jobs),
     )
 
 

@@ -30,7 +30,7 @@ def load_of(
         works=works,
         prefix_s={work.version: prefix_s for work in works},
         slowdown=slowdown,
-        batch_size=1,
+        slots=1,
     )
 
 

@@ -214,7 +214,7 @@ def test_slowdown_is_measured(read: Any, seconds: Any, slowdown: float) -> None:
     ]
     load = workload(read(*lines), seed=1)
     assert load.slowdown == pytest.approx(slowdown)
-    assert load.batch_size == 8
+    assert load.slots == 8
     if slowdown == 0.25:
         assert {round(work.alone_s, 6) for work in load.works} == {1.0, 2.0}
 
