@@ -21,6 +21,7 @@ _COMMANDS = {
     "peers": "bench.peers.__main__",
     "peers-setup": "bench.peers.setup",
     "plots": "bench.plots",
+    "replay": "bench.replayed",
     "templates": "bench.many_templates",
 }
 

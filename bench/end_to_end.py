@@ -46,7 +46,7 @@ _WAIT_S = 1800.0
 def main(*, jobs: int, new_tokens: int, batch: int, rounds: int, as_json: bool) -> None:
     """Print jobs per second both ways, and the share that is left of the engine's."""
     engines = load_engines(DEFAULT_MODEL, rows=batch)
-    spec = _template(new_tokens)
+    spec = written(new_tokens)
     tickets = [{"ticket": f"{number}: {sample}"} for number, sample in enumerate(_tickets(jobs))]
     requests = _requests(engines, spec, tickets)
     bare_s: list[float] = []
@@ -96,7 +96,7 @@ def main(*, jobs: int, new_tokens: int, batch: int, rounds: int, as_json: bool) 
         click.echo(f"{name:22} {value:.4g}" if isinstance(value, float) else f"{name:22} {value}")
 
 
-def _template(new_tokens: int) -> TemplateSpec:
+def written(new_tokens: int) -> TemplateSpec:
     """The triage example, made to write `new_tokens` tokens instead of a label."""
     spec = triage()
     output = spec.output.model_copy(update={"choices": None})
