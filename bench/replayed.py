@@ -46,10 +46,10 @@ _BURST = 64
 @click.command()
 @click.option("--batch", default=8, show_default=True, type=click.IntRange(min=1))
 @click.option("--jobs", default=100, show_default=True, type=click.IntRange(min=10))
-@click.option("--load", "loads", multiple=True, default=(1.05, 1.2, 5.0), show_default=True)
+@click.option("--load", multiple=True, default=(1.05, 1.2, 5.0), show_default=True)
 @click.option("--seed", default=1, show_default=True)
 @json_option
-def main(*, batch: int, jobs: int, loads: tuple[float, ...], seed: int, as_json: bool) -> None:
+def main(*, batch: int, jobs: int, load: tuple[float, ...], seed: int, as_json: bool) -> None:
     """Print the waits of each run, and those of its replay."""
     base = Settings.load()
     folder = find_model(DEFAULT_MODEL, base)
@@ -73,14 +73,14 @@ def main(*, batch: int, jobs: int, loads: tuple[float, ...], seed: int, as_json:
                 _run(producer, draw, _BURST, rate=None)
                 rate = _BURST / (time.perf_counter() - started)
             found = []
-            for load in loads:
+            for share in load:
                 time.sleep(1)  # until the lines of what came before are written
                 size = log.stat().st_size
-                _run(producer, draw, jobs, rate=load * rate)
+                _run(producer, draw, jobs, rate=share * rate)
                 time.sleep(1)
                 lines = Path(at) / "run.log"
                 lines.write_bytes(log.read_bytes()[size:])
-                found.append({"load": load} | _compared(lines))
+                found.append({"load": share} | _compared(lines))
     if as_json:
         machine = describe_machine()
         emit_json({"machine": machine, "batch": batch, "jobs": jobs, "rate": rate, "runs": found})
