@@ -35,7 +35,7 @@ PROCESSES ?= 2
 test: model  ## Run all tests: unit, integration, acceptance; in PROCESSES=2 at a time
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
-coverage: model  ## The same, and which lines they ran; takes about twice as long
+coverage: model  ## The same, and which lines they ran; takes up to twice as long
 	$(MAKE) test PYTEST_ARGS="--cov --cov-report=term:skip-covered $(PYTEST_ARGS)"
 
 MINUTES ?= 5

@@ -22,7 +22,6 @@ from contract.settings import Settings
 log = get_logger(__name__)
 
 EXPIRES_S = 10  # a killed worker is off the list after this
-REPLIES_EACH = 2  # of a worker, to what `ask_reports` asks
 REVISION = ""  # a field of `keys.worker_templates`, and no address
 _MOST_BY_NAME = 256  # templates; of more it is cheaper to read all that a worker has
 
@@ -138,7 +137,7 @@ def list_workers(
 
 
 def ask_reports(pipe: Any, ids: Sequence[str], templates: Sequence[str] | None) -> None:
-    """Put into the pipeline what `read_reports` wants the replies to: REPLIES_EACH for each."""
+    """Put into the pipeline what `read_reports` wants the replies to: two for each."""
     for worker_id in ids:
         pipe.get(keys.worker(worker_id))
         if _by_name(templates):

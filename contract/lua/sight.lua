@@ -11,8 +11,9 @@
 -- ARGV[8]  kombu's priorities beside 0, between spaces
 -- ARGV[9..]  a template's name, and the models it has versions for (12 hex digits), between spaces
 --
--- Returns JSON: {now, held, max_running (absent without one), running, running_seen, templates: {name: {waiting, waiting_seen, overdue,
--- models: {model: {waiting, delayed, oldest_s, running, late, messages, flow: {span: {in, out, busy}}}}}}}.
+-- Returns JSON: {now, held, max_running (absent without one), running, running_seen, templates: {name:
+-- {waiting, waiting_seen, overdue, models: {model: {waiting, delayed, oldest_s, running, late, messages,
+-- flow: {span: {in, out, busy}}}}}}}.
 -- Below a model only those of the `seen` are counted whose records are as they should be.
 --
 -- Records and counters are written by producers: what is none of ours is passed over. How much work this
