@@ -11,12 +11,16 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from contract.errors import InvalidInput
 from contract.files import read_text
+
+if TYPE_CHECKING:  # these bring Redis, which help and completion do without
+    from contract.redis_client import Client
+    from contract.settings import Settings
 
 MAX_JSON_BYTES = 64 * 2**20
 YEAR_S = 366 * 86_400.0
@@ -59,6 +63,14 @@ def json_option(function: _F) -> _F:
 def _remember(ctx: click.Context, _option: click.Parameter, value: bool) -> bool:
     ctx.meta[_JSON] = value
     return value
+
+
+def open_client(settings: Settings) -> Client:
+    """A connection to Redis that is closed when the command ends."""
+    from contract.redis_client import connect
+
+    client: Client = click.get_current_context().with_resource(connect(settings))
+    return client
 
 
 def json_wanted(ctx: click.Context) -> bool:

@@ -14,6 +14,7 @@ from contract.console import (
     emit_text,
     json_option,
     note,
+    open_client,
     option,
     read_json_argument,
 )
@@ -35,7 +36,7 @@ _FAILED = JobFailed.exit_code
 def _producer(settings: Settings, *, patience_s: float = 0.0) -> Producer:
     from producer.client import Producer
 
-    return Producer(settings, patience_s=patience_s)
+    return click.get_current_context().with_resource(Producer(settings, patience_s=patience_s))
 
 
 @click.command()
@@ -147,10 +148,9 @@ def parse_pairs(pairs: Sequence[str], properties: Mapping[str, Any]) -> dict[str
 
 def _properties(settings: Settings, template: str) -> Mapping[str, Any]:
     from contract.ids import parse_address
-    from contract.redis_client import connect
     from templates.registry import Registry
 
-    registry = Registry(connect(settings), settings)
+    registry = Registry(open_client(settings), settings)
     # A retired version may be that of a job under an idempotency key; else `submit` refuses it.
     version = registry.get(registry.resolve(parse_address(template), with_retired=True))
     properties: Mapping[str, Any] = version.spec.input.json_schema.get("properties", {})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from contract.console import emit_json, emit_table, json_option, note, one_line, option
+from contract.console import emit_json, emit_table, json_option, note, one_line, open_client, option
 
 if TYPE_CHECKING:
     from contract.job_store import JobStore, JobView
@@ -20,16 +20,15 @@ def dead() -> None:
 
 def _store(settings: Settings) -> JobStore:
     from contract.records import RedisJobStore
-    from contract.redis_client import connect
 
-    return RedisJobStore(connect(settings), settings)
+    return RedisJobStore(open_client(settings), settings)
 
 
 def _tenants(settings: Settings) -> list[str]:
     from contract import keys
-    from contract.redis_client import connect, errors_explained, text
+    from contract.redis_client import errors_explained, text
 
-    client: Any = connect(settings)  # redis-py types the reply as a value or an awaitable
+    client: Any = open_client(settings)  # redis-py types the reply as a value or an awaitable
     with errors_explained(settings):
         return sorted(text(name) for name in client.smembers(keys.TENANTS))
 

@@ -52,7 +52,8 @@ def stream(
     """
     from producer.client import Producer
 
-    handle = Producer(settings, patience_s=patience).handle(job_id)
+    producer = click.get_current_context().with_resource(Producer(settings, patience_s=patience))
+    handle = producer.handle(job_id)
     for piece in handle.stream(after=after, timeout=timeout):
         if as_json:
             emit_json(piece.to_dict())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from contract.console import emit_json, emit_table, note, option
+from contract.console import emit_json, emit_table, note, open_client, option
 from contract.errors import InvalidInput
 from contract.ids import TemplateAddress
 
@@ -37,10 +37,9 @@ def signed(function: _F) -> _F:
 
 
 def open_registry(settings: Settings) -> Registry:
-    from contract.redis_client import connect
     from templates.registry import Registry
 
-    return Registry(connect(settings), settings)
+    return Registry(open_client(settings), settings)
 
 
 def make_preparer(settings: Settings, *, strict: bool = False) -> Preparer:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from contract.console import emit_json, emit_table, json_option, note
+from contract.console import emit_json, emit_table, json_option, note, open_client
 from contract.ids import check_name
 from templates.cli_tools import open_registry
 
@@ -30,7 +30,6 @@ def orphans(settings: Settings, *, tenant: str | None, as_json: bool) -> None:
     too.
     """
     from contract.records import RedisJobStore
-    from contract.redis_client import connect
     from contract.users import Role, user_of
     from templates.orphans import find_orphans
 
@@ -38,7 +37,7 @@ def orphans(settings: Settings, *, tenant: str | None, as_json: bool) -> None:
         check_name("tenant", tenant)
     user = user_of(settings.redis_url)
     sees_jobs = user is None or user.role is Role.WORKER
-    store = RedisJobStore(connect(settings), settings) if sees_jobs else None
+    store = RedisJobStore(open_client(settings), settings) if sees_jobs else None
     found = find_orphans(open_registry(settings), store, tenant)
     if as_json:
         emit_json({"orphans": [one.to_dict() for one in found], "jobs_known": sees_jobs})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from contract.console import emit_json, emit_table, json_option, note, option
+from contract.console import emit_json, emit_table, json_option, note, open_client, option
 from contract.errors import InvalidInput
 from contract.ids import check_name
 from tenants.limits_command import given_limits, limit_options, limits, open_store
@@ -29,10 +29,9 @@ tenants.add_command(limits)
 
 
 def _open(settings: Settings) -> Accounts:
-    from contract.redis_client import connect
     from tenants.accounts import Accounts
 
-    return Accounts(connect(settings), settings)
+    return Accounts(open_client(settings), settings)
 
 
 def _users(tenant: str, role: str | None) -> list[RedisUser]:

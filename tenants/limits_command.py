@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from contract.console import emit_json, json_option, option
+from contract.console import emit_json, json_option, open_client, option
 
 if TYPE_CHECKING:  # these bring Redis, which help and completion do without
     from contract.job_store import JobStore, TenantLimits
@@ -58,9 +58,8 @@ def given_limits(
 def open_store(settings: Settings) -> JobStore:
     """Where limits are kept."""
     from contract.records import RedisJobStore
-    from contract.redis_client import connect
 
-    return RedisJobStore(connect(settings), settings)
+    return RedisJobStore(open_client(settings), settings)
 
 
 @click.command()

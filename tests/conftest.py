@@ -19,6 +19,7 @@ from contract.redis_client import connect
 from contract.settings import Settings
 from local.redis_server import EmbeddedRedis
 from tests.support.kernels import share_kernels
+from tests.support.listeners import listeners
 from tests.support.logins import Logins, enter_tenants, refusals, restricted_users
 from tests.support.markers import leaks
 from tests.support.programs import missing
@@ -98,19 +99,19 @@ def logins(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Logins]:
 def settings(redis_url: str, logins: Logins, tmp_path: Path) -> Iterator[Settings]:
     """Settings for an empty database and a cache folder with nothing but compiled kernels.
 
-    They log in as an operator. With `--acl` nothing may have been refused to the others in the end.
+    They log in as an operator. In the end nobody listens any more, who would be counted in the
+    next test, and with `--acl` nothing was refused to the others.
     """
     chosen = Settings(redis_url=redis_url, cache_dir=tmp_path / "cache", lease_s=6.0)
     share_kernels(chosen.cache_dir)
     with connect(chosen) as client:
         client.flushdb()
-        if not logins.restricted:
-            yield chosen
-            return
-        enter_tenants(client)
-        refusals(client)
+        if logins.restricted:
+            enter_tenants(client)
+            refusals(client)
         yield chosen
-        assert refusals(client) == []
+        assert not logins.restricted or refusals(client) == []
+        assert listeners(client) == [], "the test left somebody who listens to notices"
 
 
 @pytest.fixture

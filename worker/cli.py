@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from contract.console import emit_json, emit_table, json_option, note, one_line, option
+from contract.console import emit_json, emit_table, json_option, note, one_line, open_client, option
 from contract.errors import CodecError, InvalidInput
 from contract.logs import configure_logs
-from contract.redis_client import connect
 from contract.settings import GIB, KIB, MIB, Settings
 from contract.worker_reports import EXPIRES_S, check_report, list_workers
 from worker.engine.names import KERNELS, MODES, Auto, KernelName, Mode
@@ -304,7 +303,7 @@ def start(
 @click.pass_obj
 def list_command(settings: Settings, *, as_json: bool) -> None:
     """Show live workers, their warm versions and what the greedy check found."""
-    workers = list_workers(connect(settings), settings)
+    workers = list_workers(open_client(settings), settings)
     if as_json:
         emit_json(workers)
         return

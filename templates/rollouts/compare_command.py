@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from contract.console import emit_json, emit_table, json_option, note, one_line, option
+from contract.console import emit_json, emit_table, json_option, note, one_line, open_client, option
 from contract.ids import parse_address
 from templates.cli_tools import check_no_selector, open_registry
 
@@ -45,7 +45,6 @@ def compare(
     The canary answered them beside the stable version, when a worker had time; its answers went
     nowhere else. The last thousand are kept, for a week. Counts and means are over all of them.
     """
-    from contract.redis_client import connect
     from templates.rollouts.compare import latest_rollout, read_pairs
     from templates.rollouts.plain import check_id
 
@@ -56,7 +55,7 @@ def compare(
         if rollout is None
         else check_id(rollout)
     )
-    found = read_pairs(connect(settings), settings, template.tenant, rollout_id)
+    found = read_pairs(open_client(settings), settings, template.tenant, rollout_id)
     shown = [pair for pair in found.pairs if not (differing and pair.equal)][:limit]
     if as_json:
         emit_json(
