@@ -79,11 +79,12 @@ class Pages:
                         "no such page",
                         given=split.path[:120],
                         expected="/templates, /templates/TENANT/TEMPLATE, /models/DIGEST, /healthz",
+                        remedy="Ask for one of these.",
                     )
         except PrefillqError as error:
             return _status(error), error.to_dict()
         except ValueError:  # urllib's, for what is no URL
-            return HTTPStatus.BAD_REQUEST, InvalidInput("this URL cannot be read").to_dict()
+            return HTTPStatus.BAD_REQUEST, _unreadable().to_dict()
 
     def _look(self, names: list[str], goal: Goal) -> Seen:
         if not self._seats.acquire(timeout=PATIENCE_S):
@@ -93,6 +94,14 @@ class Pages:
             return self._watcher.look(targets, goal, window_s=self._window_s)
         finally:
             self._seats.release()
+
+
+def _unreadable() -> InvalidInput:
+    return InvalidInput(
+        "this URL cannot be read",
+        expected="/templates/TENANT/TEMPLATE, with other characters percent-encoded",
+        remedy="Mend it.",
+    )
 
 
 def _status(error: PrefillqError) -> HTTPStatus:
@@ -110,7 +119,11 @@ def _status(error: PrefillqError) -> HTTPStatus:
 def _template(seen: Seen) -> dict[str, Any]:
     """One template: its models by digest, so that a path names the same one for ever."""
     if not seen.rows:  # its keys are damaged
-        raise RedisRefused("this template cannot be read", given=str(seen.unreadable)[:120])
+        raise RedisRefused(
+            "this template cannot be read",
+            given=str(seen.unreadable)[:120],
+            remedy="Its keys in Redis are damaged: publish it anew.",
+        )
     return {
         "template": seen.rows[0].template,
         "now": round(seen.now, 3),
@@ -124,7 +137,12 @@ def _model(seen: Seen, digest: str) -> dict[str, Any]:
         if row.model_digest == digest[:12] and len(digest) >= 12:
             return _numbers(row) | {"now": round(seen.now, 3), "target_wait_s": seen.goal.wait_s}
     known = ", ".join(row.model_digest for row in seen.models[:20]) or "none"
-    raise NotFound("no template has a version for this model", given=digest[:80], expected=known)
+    raise NotFound(
+        "no template has a version for this model",
+        given=digest[:80],
+        expected=known,
+        remedy="GET /templates has each row's model_digest.",
+    )
 
 
 def _numbers(row: Row) -> dict[str, Any]:
@@ -136,7 +154,10 @@ def _goal(query: str, default: Goal) -> Goal:
     given = parse_qs(query, keep_blank_values=True, max_num_fields=16)
     if unknown := set(given) - {"target_wait", "min", "max"}:
         raise InvalidInput(
-            "no such parameter", given=min(unknown)[:80], expected="target_wait, min or max"
+            "no such parameter",
+            given=min(unknown)[:80],
+            expected="target_wait, min or max",
+            remedy="Leave it out.",
         )
     minimum = _count(given, "min", default.minimum)
     maximum = _count(given, "max", default.maximum)
@@ -145,12 +166,18 @@ def _goal(query: str, default: Goal) -> Goal:
         try:
             wait_s = Duration().convert(given["target_wait"][-1], None, None)
         except click.BadParameter as error:
-            raise InvalidInput("target_wait cannot be read", given=error.message) from error
+            raise InvalidInput(
+                "target_wait cannot be read",
+                given=error.message,
+                expected="a time such as 30s or 500ms",
+                remedy="Give such a time.",
+            ) from error
     if wait_s <= 0 or minimum > maximum:
         raise InvalidInput(
             "no goal that can be reached",
             given=f"target_wait {wait_s:g} s, min {minimum}, max {maximum}",
             expected="a target_wait above 0, and a min that is no more than max",
+            remedy="Change what the query says, or the server's own options.",
         )
     return Goal(wait_s=wait_s, minimum=minimum, maximum=maximum)
 
@@ -162,7 +189,10 @@ def _count(given: dict[str, list[str]], name: str, default: int) -> int:
     # The length first: `int` of thousands of digits takes its time, or refuses.
     if not (text.isascii() and text.isdecimal() and len(text) < 7 and int(text) <= MAX_REPLICAS):
         raise InvalidInput(
-            f"{name} cannot be read", given=text[:40], expected=f"0 to {MAX_REPLICAS}"
+            f"{name} cannot be read",
+            given=text[:40],
+            expected=f"0 to {MAX_REPLICAS}",
+            remedy="Give a whole number.",
         )
     return int(text)
 
@@ -195,13 +225,18 @@ def _handler(answer: Callable[[str], Answer]) -> type[http.server.BaseHTTPReques
             except Exception as error:  # noqa: BLE001 - one request's trouble is told to it
                 log.warning("request_failed", error=type(error).__name__)
                 status = HTTPStatus.INTERNAL_SERVER_ERROR
-                body = {"error": "error", "problem": "something unexpected happened"}
+                body = PrefillqError(
+                    "something unexpected happened",
+                    remedy="The log of 'prefillq scale --serve' names it; ask again.",
+                ).to_dict()
             self._send(status, body)
 
         def _refuse(self) -> None:
             self._send(
                 HTTPStatus.METHOD_NOT_ALLOWED,
-                {"error": "method", "problem": "only GET is answered here"},
+                InvalidInput(
+                    "only GET is answered here", given=self.command[:40], remedy="Use GET."
+                ).to_dict(),
             )
 
         do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = _refuse  # noqa: N815

@@ -340,7 +340,7 @@ def _show(description: dict[str, Any]) -> None:
         click.echo(f"  messages refused: {sum(refused.values())} ({reasons})")
     if admission := description.get("admission"):  # a worker of an older release has none
         _line(
-            f"  proven in {admission['seconds']:.1f} s, scores within"
+            f"  proof made in {admission['seconds']:.1f} s, scores within"
             f" {admission['max_logit_error']:.1e} of the plain path's"
         )
         for refusal in admission["refused"]:

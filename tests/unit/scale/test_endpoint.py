@@ -137,17 +137,18 @@ def test_other_pages(path: str, targets: list[str]) -> None:
     ],
 )
 def test_what_cannot_be_answered(path: str, expected: int) -> None:
-    """As JSON with a word for the error; nothing of Redis is asked for a query that cannot be."""
+    """As JSON with a word for the error and what to do; nothing of Redis is asked for a query that
+    cannot be answered."""
     looker = Looker()
     status, body = ask(looker, path)
-    assert (status, "error" in body) == (expected, True)
+    assert (status, "error" in body, bool(body["remedy"])) == (expected, True, True)
     assert not looker.asked or "/models" in path
 
 
 def test_url_that_is_none() -> None:
     """As a client other than Python's may send it."""
     status, body = Pages(cast(Any, Looker()), Goal(wait_s=1.0), window_s=60.0).answer("http://[")
-    assert (status, body["error"]) == (400, "invalid_input")
+    assert (status, body["error"], bool(body["remedy"])) == (400, "invalid_input", True)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,8 @@ def test_health_asks_nothing() -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "PATCH"])
 def test_only_get_is_answered(method: str) -> None:
     """405 for the others."""
-    assert ask(Looker(), "/templates/acme/notes", method)[0] == 405
+    status, body = ask(Looker(), "/templates/acme/notes", method)
+    assert (status, method == "HEAD" or body["remedy"]) == (405, method == "HEAD" or "Use GET.")
 
 
 def test_many_at_once_are_answered() -> None:

@@ -351,7 +351,7 @@ def test_list_shows_what_was_proven_and_what_was_refused(monkeypatch: pytest.Mon
     """How near the engine comes to the plain path, and why no faster way was taken."""
     done = list_with(monkeypatch, [DESCRIPTION])
     assert done.stdout.splitlines()[1:4] == [
-        "  proven in 1.3 s, scores within 2.5e-07 of the plain path's",
+        "  proof made in 1.3 s, scores within 2.5e-07 of the plain path's",
         "  refused: shared (native): no fused decoder [for] this architecture",
         "  refused: shared (torch): the tokens differ",
     ]
