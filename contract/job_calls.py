@@ -219,7 +219,12 @@ def outlives_ms(settings: Settings) -> int:
 
 def unexpected(script: str, reply: object) -> PrefillqError:
     """The error for a reply that no script of this release gives."""
-    return PrefillqError(f"the script {script} of another version answered", given=describe(reply))
+    return PrefillqError(
+        f"the script {script} of another version answered",
+        given=describe(reply),
+        remedy="Have one release of prefillq on all hosts; an operator's 'prefillq tenants update' "
+        "gives Redis its functions.",
+    )
 
 
 def _submitted(submission: Submission, reply: Any) -> Submitted | PrefillqError:

@@ -133,7 +133,9 @@ def _digests(files: list[Path], name: str) -> dict[str, str]:
         return {file.name: file_digest(file) for file in files}
     except OSError as error:
         raise ModelError(
-            f"a file of model {name} cannot be read", given=f"{error.filename}: {error.strerror}"
+            f"a file of model {name} cannot be read",
+            given=f"{error.filename}: {error.strerror}",
+            remedy="Let this user read the whole folder.",
         ) from error
 
 
@@ -184,7 +186,11 @@ def _json(path: Path, file: str, name: str, *, optional: bool = False) -> dict[s
             f"{file} of model {name} cannot be read", given=str(reason)[:200]
         ) from error
     if not isinstance(data, dict):
-        raise ModelError(f"{file} of model {name} is not a JSON object", given=path)
+        raise ModelError(
+            f"{file} of model {name} is not a JSON object",
+            given=path,
+            remedy="Fetch or copy the model's folder anew.",
+        )
     return data
 
 
@@ -204,7 +210,11 @@ def _chat_template(path: Path, tokenizer_config: dict[str, Any], name: str) -> s
         try:
             return read_text(file, max_bytes=MAX_JSON_BYTES)
         except (OSError, ValueError) as error:
-            raise ModelError(f"{file.name} of model {name} cannot be read", given=error) from error
+            raise ModelError(
+                f"{file.name} of model {name} cannot be read",
+                given=error,
+                remedy="Fetch or copy the model's folder anew.",
+            ) from error
     template = tokenizer_config.get("chat_template") or ""
     if isinstance(template, list):  # several named templates, in older folders
         named = [entry for entry in template if isinstance(entry, dict)]

@@ -105,7 +105,9 @@ def _stamp(path: Path) -> Stamp:
         stats = [(file.name, file.stat()) for file in model_files(path)]
     except OSError as error:  # a link that leads nowhere, no permission
         raise ModelError(
-            "a model's file cannot be read", given=f"{error.filename}: {error.strerror}"
+            "a model's file cannot be read",
+            given=f"{error.filename}: {error.strerror}",
+            remedy="Let this user read the whole folder.",
         ) from error
     return tuple((name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats)
 

@@ -207,7 +207,11 @@ def errors_explained(settings: Settings) -> Iterator[None]:
             "Redis refused a command", given=text[:200], remedy="See the Redis log."
         ) from error
     except RedisError as error:
-        raise RedisRefused("Redis failed", given=_without_arguments(str(error))[:200]) from error
+        raise RedisRefused(
+            "Redis failed",
+            given=_without_arguments(str(error))[:200],
+            remedy="See the Redis log.",
+        ) from error
 
 
 def _without_arguments(text: str) -> str:

@@ -68,7 +68,9 @@ class CeleryBell:
             if isinstance(trouble.__cause__, Exception):
                 raise trouble.__cause__
         raise RedisUnreachable(
-            "the broker cannot be reached", given=redacted(self._settings.redis_url)
+            "the broker cannot be reached",
+            given=redacted(self._settings.redis_url),
+            remedy="Start Redis or set PREFILLQ_REDIS_URL.",
         ) from trouble
 
     def close(self) -> None:

@@ -151,7 +151,9 @@ def _write(page: str, output: Path) -> None:
         write_text(output, page)
     except OSError as error:
         raise InvalidInput(
-            "the page cannot be written", given=f"{output}: {error.strerror}"
+            "the page cannot be written",
+            given=f"{output}: {error.strerror}",
+            remedy="Give --output a path that this user may write to.",
         ) from error
 
 

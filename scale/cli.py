@@ -307,7 +307,11 @@ def _simulate(
 
     trace = read_trace(files)
     if not any(wanted(job.version) for job in trace.jobs):
-        raise InvalidInput("the trace has no job of these", given=", ".join(targets)[:120])
+        raise InvalidInput(
+            "the trace has no job of these",
+            given=", ".join(targets)[:120],
+            remedy="Name templates whose jobs the log holds, or none for all of them.",
+        )
     load = workload(trace, seed=seed, wanted=wanted, service_s=service_s, prefix_s=prefix_s)
     slots = concurrency or load.slots
     starts = trace.cold_starts_s if cold_start_s is None else [cold_start_s]

@@ -156,7 +156,9 @@ def _write(path: Path, text: str, *, make_folder: bool = False) -> None:
         write_text(path, text)
     except OSError as error:
         raise InvalidInput(
-            "the file cannot be written", given=f"{path}: {error.strerror}"
+            "the file cannot be written",
+            given=f"{path}: {error.strerror}",
+            remedy="Give a path that this user may write to.",
         ) from error
 
 

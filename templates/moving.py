@@ -18,8 +18,9 @@ from importlib import resources
 from contract import keys
 from contract.canonical import canonical_json
 from contract.described import describe
-from contract.errors import Conflict, InvalidInput, PrefillqError
+from contract.errors import Conflict, InvalidInput
 from contract.ids import TemplateAddress
+from contract.job_calls import unexpected
 from contract.redis_client import Client, errors_explained
 from contract.scripts import Argument, ScriptLibrary, Scripts
 from contract.settings import Settings
@@ -112,9 +113,7 @@ class RegistryMover(RegistryReader):
                     return Moved(before=sight.state, after=_with_times(move.state, change))
                 case [b"moved"]:
                     continue
-            raise PrefillqError(
-                "the script move of another version answered", given=describe(reply)
-            )
+            raise unexpected("move", reply)
         raise without_a_pause(f"{tenant}/{name}")
 
     def note(self, tenant: str, name: str, before: Rollout, after: Rollout) -> bool:

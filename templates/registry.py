@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from contract import keys
 from contract.codec import pack
-from contract.described import describe
-from contract.errors import PrefillqError
+from contract.job_calls import unexpected
 from contract.model_folder import ModelFolder
 from contract.redis_client import errors_explained
 from contract.types import VersionRef
@@ -103,9 +102,7 @@ class Registry(RegistryMover):
                     return Published(version=self.get(ref), created=False)
                 case [b"moved"]:
                     continue
-            raise PrefillqError(
-                "the script publish of another version answered", given=describe(reply)
-            )
+            raise unexpected("publish", reply)
         raise without_a_pause(f"{tenant}/{name}")
 
     def set_label(

@@ -76,7 +76,11 @@ def open_source(name: str) -> Iterator[Source]:
                 shutil.copyfileobj(sys.stdin.buffer, spool)
                 spool.flush()
             except OSError as error:
-                raise InvalidInput("stdin cannot be kept", given=error.strerror) from error
+                raise InvalidInput(
+                    "stdin cannot be kept",
+                    given=error.strerror,
+                    remedy="Make room in the folder for temporary files (TMPDIR), or give a file.",
+                ) from error
             yield Source(file=spool, name="stdin", opened=_stamp(spool))
         return
     try:
@@ -106,10 +110,18 @@ def open_output(out: Path, source: Source) -> Iterator[IO[bytes]]:
         file = out.open("r+b")
     except (OSError, ValueError) as error:  # a ValueError for a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidInput("the output file cannot be written", given=f"{out}: {reason}") from error
+        raise InvalidInput(
+            "the output file cannot be written",
+            given=f"{out}: {reason}",
+            remedy="Give --output a path that this user may write to.",
+        ) from error
     with file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise InvalidInput("the output is no regular file", given=out)
+            raise InvalidInput(
+                "the output is no regular file",
+                given=out,
+                remedy="Give --output a file's path: a run that was cut off goes on from it.",
+            )
         if os.path.sameopenfile(file.fileno(), source.file.fileno()):
             raise Conflict(
                 "the output file is the batch file itself",

@@ -103,7 +103,11 @@ class OwnFormat:
     def id_of(self, data: Mapping[str, Any]) -> str | int | None:
         value = data.get("id")
         if value is not None and not isinstance(value, str | int):
-            raise InvalidInput("id is neither text nor integer", given=describe(value))
+            raise InvalidInput(
+                "id is neither text nor integer",
+                given=describe(value),
+                expected='such as "ticket-17" or 17',
+            )
         if isinstance(value, str) and len(value) > MAX_ID:
             raise InvalidInput(
                 "id is too long", given=describe(value), expected=f"at most {MAX_ID} characters"

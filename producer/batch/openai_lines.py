@@ -178,7 +178,9 @@ def _address(body: Mapping[str, Any], prompt: Mapping[str, Any], template: str |
         return prompt["id"]
     if not isinstance(version, str | int) or isinstance(version, bool):
         raise InvalidInput(
-            "body.prompt.version is neither text nor number", given=describe(version)
+            "body.prompt.version is neither text nor number",
+            given=describe(version),
+            expected='such as "3" or "production"',
         )
     return f"{prompt['id']}@{version}"
 
@@ -207,7 +209,9 @@ def _one_message(messages: object) -> str:
 def _object(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidInput(
-            f"{name} is no object", given="nothing" if value is None else describe(value)
+            f"{name} is no object",
+            given="nothing" if value is None else describe(value),
+            expected="a JSON object, in braces",
         )
     return value
 

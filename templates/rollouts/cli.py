@@ -343,7 +343,10 @@ def _wait(rollouts: Rollouts, template: TemplateAddress, timeout: float | None) 
     if end is None:
         rollouts.registry.check_known(template.tenant, template.name)
         if waited_for is not None:  # somebody took it away by hand
-            raise NotFound(f"how the rollout of {template} ended is not in its journal")
+            raise NotFound(
+                f"how the rollout of {template} ended is not in its journal",
+                remedy=f"See 'prefillq templates history {template}' for what was moved.",
+            )
         raise NotFound(
             f"{template} never had a rollout",
             remedy=f"Start one with 'prefillq templates rollout start {template} --to N'.",

@@ -77,7 +77,11 @@ def _local_path(name: str) -> Path | None:
         except (OSError, RuntimeError, ValueError) as error:
             # A name that is too long, a loop of links, ~nobody, a NUL.
             reason = f" ({error.strerror if isinstance(error, OSError) else error})"
-        raise ModelError("no such model folder or file", given=f"{name[:200]}{reason}")
+        raise ModelError(
+            "no such model folder or file",
+            given=f"{name[:200]}{reason}",
+            remedy="Check the path; a name without '/' is one of 'prefillq models list'.",
+        )
     return None
 
 
@@ -101,7 +105,11 @@ def _gguf(path: Path, progress: Progress) -> _Source:
     try:
         origin = f"gguf:{file_digest(path)}#recipe={RECIPE}"
     except OSError as error:
-        raise ModelError("the file cannot be read", given=f"{path}: {error.strerror}") from error
+        raise ModelError(
+            "the file cannot be read",
+            given=f"{path}: {error.strerror}",
+            remedy="Let this user read it.",
+        ) from error
 
     def make(work: Path, out: Path) -> None:
         # Alone in a folder: Transformers reads config files, and asks to run code, beside it.

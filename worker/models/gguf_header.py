@@ -43,7 +43,11 @@ def check_gguf(path: Path) -> None:
         with open_regular(path) as file:
             _Header(file).check()
     except OSError as error:
-        raise ModelError("the file cannot be read", given=f"{path}: {error.strerror}") from error
+        raise ModelError(
+            "the file cannot be read",
+            given=f"{path}: {error.strerror}",
+            remedy="Let this user read it.",
+        ) from error
     except _Damaged as error:
         raise ModelError(
             "this is no whole GGUF file",
