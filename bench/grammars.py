@@ -100,11 +100,10 @@ class Llguidance:
         self._masks = LlguidanceMasks(tokenizer, (eos_id,))
 
     def compile(self, schema: Mapping[str, Any]) -> Any:
-        from worker.grammars import OutputGrammar, compile_schema
+        from templates.grammar import compile_schema
+        from worker.grammars import OutputGrammar
 
         matcher = compile_schema(self._masks.tokenizer, schema)
-        if matcher.is_error():
-            raise ValueError(matcher.get_error())
         return OutputGrammar(matcher, self._masks, schema)
 
     def start(self, compiled: Any) -> Any:

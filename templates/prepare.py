@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from contract.errors import ModelError, PrefillqError, TemplateRefused
 from contract.ids import DEFAULT_LABEL
@@ -22,6 +23,9 @@ from templates.spec import TemplateSpec, spec_of
 from templates.tokenizer import TemplateTokenizer
 from templates.transfer import Bundle
 from templates.yaml_source import ContentPlace, content_places, read_source
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,7 @@ class Preparer:
         self._settings = settings
         self._strict = strict
         self._tokenizers: dict[str, TemplateTokenizer] = {}
+        self._grammar_tokenizers: dict[str, LLTokenizer] = {}
 
     def model(self, spec: TemplateSpec) -> ModelFolder:
         """The model that a spec names. Raises ModelError."""
@@ -118,8 +123,24 @@ class Preparer:
             compiled = compile_template(spec, model, tokenizer)
         except TemplateRefused as error:
             return None, [*findings, finding_of(error)]
+        if spec.output.json_schema is not None:
+            try:
+                self._check_grammar(spec.output.json_schema, model, tokenizer)
+            except PrefillqError as error:
+                return None, [*findings, finding_of(error)]
         it = Compiled(spec=spec, compiled=compiled, model=model, tokenizer=tokenizer)
         return it, [*findings, *lint_prompt(it)]
+
+    def _check_grammar(
+        self, schema: Mapping[str, Any], model: ModelFolder, tokenizer: TemplateTokenizer
+    ) -> None:
+        # Most templates have no schema, and then nothing of this is loaded.
+        from templates.grammar import compile_schema, grammar_tokenizer
+
+        key = model.tokenizer_digest
+        if key not in self._grammar_tokenizers:
+            self._grammar_tokenizers[key] = grammar_tokenizer(tokenizer, model.eos_ids)
+        compile_schema(self._grammar_tokenizers[key], schema)
 
     def _refusing(self, findings: Sequence[Finding]) -> list[Finding]:
         return [*errors_of(findings), *(warnings_of(findings) if self._strict else ())]

@@ -1,4 +1,4 @@
-"""Grammars of `output.schema`, made by llguidance for the worker's tokenizer and kept.
+"""Grammars of `output.schema` for the worker's tokenizer: kept, and their masks.
 
 Compiling and masking run outside of the interpreter's lock and within limits, so that one
 tenant's schema holds up nobody else's jobs for long.
@@ -16,42 +16,20 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher
 from torch import Tensor
 
 from contract.errors import PrefillqError
 from contract.logs import get_logger
 from templates.answers import AnswerReader
-from templates.output_schema import for_grammar, schema_text
+from templates.grammar import compile_schema, grammar_tokenizer
+from templates.output_schema import schema_text
 from templates.tokenizer import TemplateTokenizer
 from worker.engine.base import GrammarFailed, GrammarRun
 
 log = get_logger(__name__)
 
 MAX_GRAMMARS = 128  # a few hundred kilobytes each
-_WAY: Any = {
-    # One way to write each value: no blanks for a model to lose itself in, and no \u escapes,
-    # which can spell halves of characters and control codes.
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "json_allowed_escapes": 'nrbtf\\"',
-}
-# Half of llguidance's own or less; a schema of a page takes a hundredth of it.
-_LIMITS: Any = {
-    "initial_lexer_fuel": 500_000,  # about 10 ms
-    "step_lexer_fuel": 200_000,  # about 15 ms
-    "step_max_items": 50_000,
-    "max_lexer_states": 50_000,  # 1 to 2 KB each
-    "max_grammar_size": 100_000,
-    "verbose_errors": False,  # they would quote the answer
-}
-
-
-class GrammarRefused(PrefillqError):
-    """An `output.schema` that cannot be made into a grammar for this worker's model."""
-
-    code = "grammar_refused"
 
 
 class OutputGrammar:
@@ -103,7 +81,7 @@ class LlguidanceMasks:
     def __init__(self, tokenizer: TemplateTokenizer, eos_ids: Sequence[int]) -> None:
         """Half a second for 50,000 tokens. Raises GrammarRefused."""
         self.eos_ids = frozenset(eos_ids)
-        self.tokenizer = _tokenizer(tokenizer, eos_ids)
+        self.tokenizer = grammar_tokenizer(tokenizer, eos_ids)
         self._words = (self.tokenizer.vocab_size + 31) // 32
         self._executor = LLExecutor(max(1, min(8, os.cpu_count() or 1)))
         size = self._words * 32
@@ -171,39 +149,7 @@ class Grammars:
     def _compile(self, schema: Mapping[str, Any]) -> OutputGrammar:
         with self._lock:
             masks = self._masks  # half a second, once
-        matcher = compile_schema(masks.tokenizer, schema)
-        if matcher.is_error():
-            raise GrammarRefused(
-                "output.schema cannot be made into a grammar",
-                given=matcher.get_error().partition("\n")[0][:200],
-                remedy="Simplify it and publish the template again.",
-            )
-        return OutputGrammar(matcher, masks, schema)
-
-
-def compile_schema(tokenizer: LLTokenizer, schema: Mapping[str, Any]) -> LLMatcher:
-    """A matcher at the start of an answer, or in its error state. Milliseconds."""
-    grammar = LLMatcher.grammar_from_json_schema(schema_text(for_grammar(schema)), overrides=_WAY)
-    return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
-
-
-def _tokenizer(tokenizer: TemplateTokenizer, eos_ids: Sequence[int]) -> LLTokenizer:
-    try:
-        return LLTokenizer(
-            tokenizer.to_json(),
-            eos_token=list(eos_ids) or None,
-            slices=LLTokenizer.json_slices(),
-        )
-    except BaseException as error:
-        # The library, in Rust, also panics, which is no Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise GrammarRefused(
-            "this model's tokenizer cannot be held to a schema",
-            given=f"{type(error).__name__}: {error!s:.200}",
-            expected="one that spells every byte, as byte-level BPE does",
-            remedy="Use another model, or leave output.schema out.",
-        ) from error
+        return OutputGrammar(compile_schema(masks.tokenizer, schema), masks, schema)
 
 
 def _bits(ids: set[int], words: int) -> Tensor:

@@ -359,6 +359,43 @@ def test_refusal_of_the_compiler_is_an_error(preparer: Preparer, tmp_path: Path)
     assert "fixed date" in found.remedy
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "format": "date", "pattern": "^x"},
+        {
+            "type": "object",
+            "properties": {
+                f"p{n}": {"type": ["string", "integer", "number", "boolean", "null"]}
+                for n in range(500)
+            },
+        },
+    ],
+    ids=["two that exclude each other", "a large one"],
+)
+def test_a_schema_that_no_grammar_can_be_made_of_is_an_error(
+    preparer: Preparer, tmp_path: Path, schema: dict[str, Any]
+) -> None:
+    """What workers would refuse job by job, for the same reason and by the same code."""
+    data = _data(output={"schema": schema}, generation={"max_new_tokens": 4000})
+    found = {f.code: f for f in _lint_text(preparer, tmp_path, yaml.safe_dump(data))}
+    assert found["grammar_refused"].level == "error"
+    with pytest.raises(TemplateRefused, match="grammar"):
+        preparer.prepare(parse_spec(data))
+
+
+def test_a_tokenizer_that_cannot_spell_json_is_an_error(
+    preparer: Preparer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a schema, and only then."""
+    monkeypatch.setattr(preparer, "_grammar_tokenizers", {})
+    monkeypatch.setattr(TemplateTokenizer, "to_json", lambda _: made("word level").to_json())
+    data = _data(output={"schema": {"type": "boolean"}})
+    found = _lint_text(preparer, tmp_path, yaml.safe_dump(data))
+    assert [(f.level, f.code) for f in found] == [("error", "grammar_refused")]
+    assert _lint_text(preparer, tmp_path, yaml.safe_dump(_data())) == []
+
+
 def test_findings_name_the_line(preparer: Preparer, tmp_path: Path) -> None:
     """In a block, the very line; elsewhere where the message begins."""
     text = yaml.safe_dump(_data(messages=[]))

@@ -16,13 +16,14 @@ from jsonschema import Draft202012Validator
 from bench.schemas import SCHEMAS
 from contract.model_folder import ModelFolder
 from templates.answers import AnswerInvalid
+from templates.grammar import GrammarRefused
 from templates.output_schema import check_output_schema, without_costly
 from templates.tokenizer import TemplateTokenizer
 from tests.support.made_tokenizers import byte_level, control, made
 from worker import grammars as module
 from worker.engine.base import GrammarFailed
 from worker.engine.masks import forbid
-from worker.grammars import GrammarRefused, Grammars, OutputGrammar
+from worker.grammars import Grammars, OutputGrammar
 
 VOCAB = 49152
 

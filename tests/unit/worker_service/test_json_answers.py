@@ -89,7 +89,7 @@ def test_a_cancelled_job_is_cancelled_not_incomplete(make_stack: Any) -> None:
 def test_a_grammar_that_does_not_compile_fails_its_jobs_and_its_gate(
     make_stack: Any, on_engine: None
 ) -> None:
-    """Publishing, which needs no worker, could not know; no job of it reaches the engine."""
+    """Another release may have published it; no job of it reaches the engine."""
     stack = make_stack()
     schema = {"type": "string", "format": "date", "pattern": "^x"}
     samples = [{"input": {"note": "hello"}}]
