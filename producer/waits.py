@@ -29,7 +29,7 @@ class Waits(Generic[W]):
 
     def __init__(self) -> None:
         self._by_job: dict[str, list[W]] = {}
-        self.tenants: set[str] = set()  # of all jobs ever waited for
+        self.tenants: set[str] = set()  # of all jobs since anything was last waited for
 
     def __len__(self) -> int:
         return len(self._by_job)
@@ -46,11 +46,13 @@ class Waits(Generic[W]):
                 waits.remove(wait)
             if not waits:
                 self._by_job.pop(job_id, None)
+        self._forget_tenants()
 
     def tell(self, job_id: str) -> None:
         """The job has ended. Told once and forgotten, however slowly the waiter takes it."""
         for wait in self._by_job.pop(job_id, ()):
             wait.put(job_id)
+        self._forget_tenants()
 
     def tell_all(self, error: Exception) -> None:
         """All wait in vain."""
@@ -62,6 +64,10 @@ class Waits(Generic[W]):
         return [
             job_id for job_id in self._by_job if tenant is None or job_id.startswith(f"{tenant}.")
         ]
+
+    def _forget_tenants(self) -> None:
+        if not self._by_job:
+            self.tenants.clear()
 
 
 def ended_of(job_ids: Sequence[str], states: Sequence[JobState | None]) -> Iterator[str]:

@@ -191,6 +191,7 @@ def test_tenants_are_followed_as_they_come(store: Store, watch: Callable[..., Wa
             until(lambda tenant=tenant: tenant in watcher._followed)
             store.cancel(job_id)
             assert found.result() == [job_id]
+        assert not watcher._waits.tenants, "nobody is waited for, of any tenant"
     assert store.streams == 1
 
 
