@@ -12,7 +12,7 @@
   `tried` (how many attempts ended so; of the others that are over, the workers died)
 - how it ends: `state`, `cancel_requested`, `result` (msgpack), `commit_s`, `dead`, `revived`
 - what the answer was worth: `score:<name>`
-- book-keeping: `submits`
+- book-keeping: `submits`, `idempotency` (the end of its idempotency key's name, if it has one)
 """
 
 from __future__ import annotations

@@ -16,8 +16,16 @@ if get('dead') ~= '1' then return {'not_dead', state} end
 redis.call('HDEL', job.record, 'dead', 'result', 'commit_s', 'finished_at', 'cancel_requested',
   'not_before', 'ended_attempt', 'tried')
 set('attempt', '0', 'deadline_at', seconds(now + tonumber(ARGV[4])), 'revived', '1')
-redis.call('PEXPIRE', job.record,
-  string.format('%d', math.ceil(tonumber(ARGV[4]) * 1000 + tonumber(ARGV[5]))))
+local life_ms = string.format('%d', math.ceil(tonumber(ARGV[4]) * 1000 + tonumber(ARGV[5])))
+redis.call('PEXPIRE', job.record, life_ms)
+-- Its idempotency key has to find it for as long. The key may have run out and be another job's by
+-- now, or hold anything: pcall. It is named beside KEYS[2], as the record says only which it is.
+local key = get('idempotency') or ''
+if #key == 64 and not string.find(key, '[^0-9a-f]') then
+  local name = beside_queued('idem:' .. key)
+  local first = redis.pcall('GET', name)
+  if not first or first == job.id then redis.call('SET', name, job.id, 'PX', life_ms) end
+end
 redis.call('ZREM', KEYS[4], job.id)
 queue_up(now)
 return {'queued', get('queue')}

@@ -70,5 +70,6 @@ if rate then
 end
 if idempotency then
   redis.call('SET', idempotency, job.id, 'PX', string.format('%d', life_ms))
+  set('idempotency', string.match(idempotency, ':idem:(.*)$'))
 end
 return {'created', job.id, 'queued', get('queue')}

@@ -12,7 +12,7 @@ import pytest
 from contract import keys
 from contract.errors import Conflict, NotFound
 from contract.ids import new_job_id
-from contract.job_store import Claimed, TenantLimits
+from contract.job_store import COMMIT_GRACE_S, Claimed, TenantLimits
 from contract.redis_client import Client
 from contract.settings import Settings
 from contract.types import JobError, JobState, Result
@@ -324,6 +324,32 @@ def test_revived_job_has_all_its_attempts_and_a_new_deadline(rig: Rig) -> None:
     rig.store.revive(late, deadline_s=30)
     rig.advance(31)
     assert rig.store.states([late]) == [JobState.EXPIRED]
+
+
+def test_revived_job_is_found_under_its_idempotency_key(rig: Rig) -> None:
+    """For as long as its record is kept: who submits it again gets the job that is at work."""
+    job_id = bury(rig, deadline_s=60, idempotency_key="k")
+    rig.store.revive(job_id, deadline_s=10_000)
+    rig.advance(60 + 100 + COMMIT_GRACE_S + 1)  # the end of the first record
+    assert rig.submit(idempotency_key="k") == job_id
+
+
+@pytest.mark.parametrize("held_by", ["another job", "a list"])
+def test_reviving_takes_no_idempotency_key_away(
+    client: Client, settings: Settings, plain_settings: Settings, held_by: str
+) -> None:
+    """It ran out while the job was dead, and another job has it now, or a tenant broke it."""
+    rig = redis_rig(client, plain_settings.model_copy(update={"redis_url": settings.redis_url}))
+    job_id = bury(rig, idempotency_key="k")
+    key = keys.idempotency("acme", "k")
+    client.delete(key)
+    other = rig.submit(idempotency_key="k") if held_by == "another job" else None
+    if other is None:
+        client.rpush(key, "x")
+    rig.store.revive(job_id)
+    assert (
+        client.lrange(key, 0, -1) == [b"x"] if other is None else client.get(key) == other.encode()
+    )
 
 
 def test_dropped_job_is_gone(rig: Rig) -> None:
