@@ -155,8 +155,9 @@ def measured_turnaround(jobs: Iterable[TracedJob]) -> float:
 def measured_pickup(jobs: Iterable[TracedJob]) -> float:
     """Seconds from a job's coming to its claim by a worker that had a slot free; the median.
 
-    Such a job is one that got no slot of another's: none ended on its worker while it waited. One
-    that waited for over a second did so for a worker to start. Of workers' logs alone.
+    Such a job is one that got no slot of another's: none ended on its worker while it waited. And
+    one whose worker had taken others before it came: until its first claim a worker may have been
+    starting. Of those over a second the worker was cut off. Of workers' logs alone.
     """
     by_worker: dict[str, list[TracedJob]] = {}
     for job in jobs:
@@ -165,9 +166,11 @@ def measured_pickup(jobs: Iterable[TracedJob]) -> float:
     waits = []
     for some in by_worker.values():
         ends = sorted(job.ended_at or 0.0 for job in some)
+        up_at = min(job.claimed_at or 0.0 for job in some)
         for job in some:
             claimed = job.claimed_at or 0.0
             wait = claimed - job.at
-            if wait < CUT_OFF_S and bisect_left(ends, job.at) == bisect_left(ends, claimed):
+            unhindered = bisect_left(ends, job.at) == bisect_left(ends, claimed)
+            if job.at >= up_at and wait < CUT_OFF_S and unhindered:
                 waits.append(wait)
     return max(0.0, median(waits)) if waits else 0.0

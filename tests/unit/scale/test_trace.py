@@ -286,9 +286,11 @@ def test_pickup_is_measured_where_a_slot_was_free(read: Any) -> None:
     """From coming to claim, of jobs that did not get another's slot, and of no worker's start."""
     trace = read(
         stay("a", 0, 3.0, 9.0),  # the worker was started
+        stay("a", 2.5, 3.0, 9.0),  # and had not been for long
         stay("a", 3, 3.01, 5.0),
         stay("a", 4, 4.03, 7.0),
-        stay("a", 4.5, 5.02, 6.0),  # got the second one's slot
+        stay("a", 4.5, 5.02, 6.0),  # got the third one's slot
+        stay("b", 2.1, 3.1, 20.0),
         stay("b", 4, 4.02, 20.0),
     )
     assert workload(trace, seed=1).pickup_s == pytest.approx(0.02, abs=1e-5)
