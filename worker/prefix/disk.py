@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from io import BufferedReader
 from json import loads
 from pathlib import Path
 from typing import Any, get_args
@@ -28,6 +29,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from contract.canonical import canonical_json, digest
 from contract.errors import PrefillqError
+from contract.files import open_regular
 from contract.logs import get_logger
 from worker.engine.code import code_digest
 from worker.engine.parity import Outcome, Parity
@@ -237,7 +239,7 @@ def _identity(key: PrefixKey, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def _read(path: Path, key: PrefixKey, ids: tuple[int, ...], engine: str) -> Stored:
-    with safe_open(path, framework="pt") as file:
+    with open_regular(path) as opened, safe_open(_name_of(opened, path), framework="pt") as file:
         about = _about(file.metadata() or {})
         for field, ours in _identity(key, ids).items():
             if about.get(field) != ours:
@@ -263,6 +265,14 @@ def _read(path: Path, key: PrefixKey, ids: tuple[int, ...], engine: str) -> Stor
     return Stored(
         entry=entry, parity=_parity(about["parity"]) if about["engine"] == engine else None
     )
+
+
+def _name_of(opened: BufferedReader, path: Path) -> Path:
+    """A name for the very file that is open: safetensors opens it by name, once for its header and
+    again for the tensors, and another worker may remove or replace it at any time.
+    """
+    name = Path(f"/dev/fd/{opened.fileno()}")
+    return name if name.exists() else path
 
 
 def _parity(found: dict[str, Any]) -> Parity:
